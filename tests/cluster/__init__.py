@@ -1,0 +1,42 @@
+"""A real Kubernetes control plane with JobSet, Trainer, Kueue and kwok, for tests.
+
+For a person: `python3 -m tests.cluster up DIR`, then `export KUBECONFIG=DIR/admin.kubeconfig`; `down DIR`; `list DIR`.
+
+For a test: the fixtures `cluster` (one per run, started when first asked for) and `namespace` (one per test, with a
+ClusterQueue, a LocalQueue `lq` and an AdmissionCheck of its own). For a script: `with local.up(folder) as cluster:`.
+
+    namespace = cluster.namespace(quota="4", check=True, cohort=…, flavors=…)    # namespaces.Queue lists the options
+    namespace.create(obj); .get(kind, name); .find; .list(kind, labels=…); .patch; .delete     # plain dicts
+    namespace.pods(job); namespace.workload(owner); namespace.activate()         # a check without a running gate
+    namespace.name, .cluster_queue, .queue ("lq"), .flavors, .check, .checks
+
+    cluster.get|find|list|create|apply|update|patch|delete                       # any kind of api.KINDS, as the admin
+    cluster.admin; cluster.kubeconfig                                            # an ApiClient; DIR/admin.kubeconfig
+    cluster.token_kubeconfig(namespace, account); cluster.grant(namespace, account, rules, inside=…)
+    cluster.kill|start|pause|resume(component)                                   # components.NAMES
+    cluster.restart(component, flags=…, feature_gates=…, config=…)
+    with cluster.reconfigured("kueue", feature_gates={"AdmissionGatedBy": False}): …
+    cluster.audit(user, since=cluster.audit_mark())                              # {(verb, group, resource, subres.)}
+    cluster.audit_events(user, since=…)                                          # one per request
+    cluster.wait(lambda: …, "what is waited for", timeout=60)                    # the first true value
+
+    cluster.pods.succeed|fail(pod, code)|oom|stick|unstick|log|read_log|condition|status
+    cluster.nodes.create|lose|recover|delete|taint|untaint                       # "kwok-0" and "kwok-1" are there
+
+    with cluster.controller("gate-a", guards_off=["old-pods"]) as gate:          # gate.Gate: .log .wait_log .kill …
+        …
+
+| where | what |
+|---|---|
+| `build` | makes the programs from their published Go modules, once, into a cache |
+| `supervisor` | the parent of every process: nothing outlives it, and it does not outlive its owner |
+| `components` | the flags, config files and readiness of each component |
+| `manifests`, `stages` | the published custom resources and webhooks, and kwok's Stages, made to fit |
+| `certificates`, `private_etc` | the cluster's own authority; another /etc for Kueue |
+| `local` | the order of the start; `up`, `attach`, `down` |
+| `cluster`, `namespaces`, `pods`, `nodes`, `audit`, `gate`, `unguarded` | what tests use |
+| `api`, `waiting` | plain requests; waiting with a deadline |
+
+Two variables put another Kueue in the place of the one that is built: `DISPATCH_TEST_KUEUE_BIN`, its program, and
+`DISPATCH_TEST_KUEUE_SRC`, its source tree.
+"""

@@ -1,0 +1,155 @@
+"""The readmission gate as a test runs it: `admission.py` from source, a process under the cluster's supervisor."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from . import supervisor
+from .api import ApiError, Object
+from .waiting import WaitTimeout, wait
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+NAMESPACE, ACCOUNT = "dispatch-system", "dispatch-admission"
+USER = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"  # whom the audit log names
+# The ClusterRole of the installation page.
+RULES: list[Object] = [
+    {"apiGroups": [group], "resources": resources, "verbs": verbs}
+    for group, resources, verbs in (
+        ("kueue.x-k8s.io", ["workloads"], ["get", "list", "watch", "update"]),
+        ("kueue.x-k8s.io", ["workloads/status", "admissionchecks/status"], ["update"]),
+        ("kueue.x-k8s.io", ["admissionchecks"], ["get", "list", "watch"]),
+        ("trainer.kubeflow.org", ["trainjobs"], ["get", "list", "update"]),
+        ("jobset.x-k8s.io", ["jobsets"], ["get"]),
+        ("", ["pods"], ["list"]),
+        ("coordination.k8s.io", ["leases"], ["get", "list", "watch", "create", "update"]),
+    )
+]
+
+
+class Gate:
+    """A gate that runs between `start` (or the begin of a `with` block) and `stop`, `kill` or the block's end.
+
+    It serves every check of the cluster, so a test usually runs one at a time. Each has a Lease of its own, unless
+    `lease` names one that several contend for: a killed gate does not release it, and the next would wait for 15 s.
+    It acts as the ServiceAccount of the installation page, under that page's ClusterRole, unless `kubeconfig` is given.
+    `guards_off` names guards of `unguarded.GUARDS` that it runs without. `arguments` are more flags of admission.py.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        identity: str,
+        *,
+        resync: str = "10s",
+        guards_off: Sequence[str] = (),
+        kubeconfig: pathlib.Path | None = None,
+        lease: str | None = None,
+        arguments: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+        leads: bool = True,
+    ) -> None:
+        self.identity = identity
+        self._cluster, self._processes = cluster, cluster.processes
+        number = cluster.number()
+        self._name = f"gate-{identity}-{number}"
+        self._log = cluster.folder / supervisor.LOGS / f"{self._name}.log"
+        self._leads = leads
+        script = ["-m", "tests.cluster.unguarded", *guards_off, "--"] if guards_off else ["admission.py"]
+        flags = ["-kubeconfig", str(kubeconfig or _account(cluster)), "-resync", resync]
+        flags += ["-lease-name", lease or f"{ACCOUNT}-{number}"]
+        self._argv = [sys.executable, *script, *flags, *arguments]
+        self._env = {"POD_NAME": identity, **(env or {})}
+
+    @property
+    def log(self) -> list[str]:
+        """The lines that it has written so far."""
+        return self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+
+    @property
+    def pid(self) -> int:
+        return self._process().pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number when one killed it."""
+        return self._process().exit_code
+
+    def start(self) -> Gate:
+        """Starts it, again after it ended; returns when it leads, or at once when `leads` is False."""
+        seen = len(self.log)
+        self._processes.start(self._name, self._argv, self._env, essential=False)
+        if self._leads:
+            self.wait_log("msg=leading", since=seen)
+        return self
+
+    def wait_log(self, text: str, *, since: int = 0, timeout: float = 60) -> str:
+        """The first line with `text`, from line `since` on. Raises WaitTimeout with the log, at once when it ended."""
+
+        def line() -> str:
+            ended = self.exit_code is not None  # asked first: a line written just before the end counts
+            found = next((line for line in self.log[since:] if text in line), "")
+            if ended and not found:
+                raise WaitTimeout(f"gate {self.identity} ended without {text!r} in its log:\n{self._tail()}")
+            return found
+
+        try:
+            return wait(line, f"gate {self.identity} logs {text!r}", timeout, interval=0.05, check=self._check)
+        except WaitTimeout as error:
+            raise WaitTimeout(f"{error}\n{self._tail()}") from None
+
+    def wait_end(self, timeout: float = 60) -> int:
+        """Its exit code, once it has ended by itself."""
+        wait(lambda: self.exit_code is not None, f"gate {self.identity} ends", timeout, check=self._cluster.check)
+        code = self.exit_code
+        assert code is not None
+        return code
+
+    def stop(self) -> int | None:
+        """SIGTERM; returns its exit code."""
+        return self._processes.stop(self._name)
+
+    def kill(self) -> None:
+        """SIGKILL, and gone."""
+        self._processes.kill(self._name)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self._processes.pause(self._name)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._processes.resume(self._name)
+
+    def __enter__(self) -> Gate:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._processes.forget(self._name)
+
+    def _process(self) -> supervisor.Process:
+        return next(process for process in self._processes.status() if process.name == self._name)
+
+    def _check(self) -> None:
+        self._cluster.check()
+
+    def _tail(self) -> str:
+        return supervisor.tail(self._cluster.folder, self._name)
+
+
+def _account(cluster: Cluster) -> pathlib.Path:
+    """A kubeconfig of the gate's ServiceAccount, with the page's ClusterRole."""
+    kubeconfig = cluster.token_kubeconfig(NAMESPACE, ACCOUNT)
+    try:
+        cluster.grant(NAMESPACE, ACCOUNT, RULES, name=ACCOUNT)
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+    return kubeconfig

@@ -1,0 +1,232 @@
+"""The local provider: the real components as processes on the loopback, without a container engine.
+
+`with up(folder) as cluster:` starts a cluster that this process owns; `detach` (the command line's `up`) lets it
+outlive it. Whatever goes wrong during the start, nothing is left running.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import os
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from urllib3.exceptions import HTTPError
+
+from . import build, components, manifests, supervisor
+from .api import Api, ApiError, Object
+from .cluster import Cluster, ComponentDied
+from .components import CONTROLLERS, PORTS, Command, Components, Programs
+from .nodes import KWOK_NODES
+from .supervisor import Processes
+from .waiting import WaitTimeout, wait
+
+KUEUE_BINARY, KUEUE_SOURCE = "DISPATCH_TEST_KUEUE_BIN", "DISPATCH_TEST_KUEUE_SRC"
+NAMESPACES = ("jobset-system", "kubeflow-system", "kueue-system", "dispatch-system")
+# For tests that need one job to preempt another. None is called "default": Kueue 0.20 would apply it to every job.
+PRIORITIES = {"low": 1, "high": 1000}
+
+FILES = components.FILES | {supervisor.LOGS, supervisor.STATE, supervisor.SOCKET}
+
+Progress = Callable[[str], None]
+
+
+class LocalError(Exception):
+    """The cluster cannot be started here; the text says what is missing or which component failed, and how."""
+
+
+def quiet(_: str) -> None:
+    """A Progress that says nothing."""
+
+
+@contextlib.contextmanager
+def up(folder: pathlib.Path, *, progress: Progress = quiet) -> Iterator[Cluster]:
+    """A cluster for the length of the `with` block, gone even when this process is killed. Raises LocalError."""
+    cluster = start(folder, progress=progress)
+    try:
+        yield cluster
+    finally:
+        down(folder, cluster)
+
+
+def start(folder: pathlib.Path, *, progress: Progress = quiet) -> Cluster:
+    """Starts a cluster in `folder`, owned by this process: `down` it, or `cluster.disown()` it."""
+    folder = folder.absolute()
+    _check(folder)
+    programs = build_programs(progress)
+    _empty(folder)
+    began = time.monotonic()
+    processes = _launch(folder)
+    try:
+        described = Components(folder, programs, processes.ports(*PORTS))
+        described.prepare()
+        described.save()
+        cluster = _Starting(described, processes, progress).run()
+    except (ComponentDied, WaitTimeout, ApiError, HTTPError) as error:
+        down(folder)
+        raise LocalError(f"the cluster did not start: {error}\nAll logs are in {folder / supervisor.LOGS}") from error
+    except BaseException:  # Ctrl-C too
+        down(folder)
+        raise
+    progress(f"the cluster is up after {time.monotonic() - began:.0f} s")
+    return cluster
+
+
+def attach(folder: pathlib.Path) -> Cluster:
+    """The cluster that runs in `folder`. Raises LocalError when none does."""
+    folder = folder.absolute()
+    if not supervisor.running(folder):
+        raise LocalError(f"no cluster runs in {folder}: start one with `python3 -m tests.cluster up {folder}`")
+    return Cluster(Components.load(folder), Processes(folder))
+
+
+def down(folder: pathlib.Path, cluster: Cluster | None = None) -> None:
+    """Ends the cluster of `folder`; returns when all its processes are gone. Only the logs stay. May be repeated."""
+    folder = folder.absolute()
+    if cluster:
+        cluster.close()
+    supervisor.shutdown(folder)
+    if _is_ours(folder):
+        _remove(folder, FILES - {supervisor.LOGS})
+
+
+def _check(folder: pathlib.Path) -> None:
+    if not sys.platform.startswith("linux"):
+        raise LocalError("the local test cluster needs Linux: on other systems use --provider kind")
+    if supervisor.running(folder):
+        raise LocalError(f"a cluster runs in {folder} already: end it with `python3 -m tests.cluster down {folder}`")
+    if folder.exists():
+        others = sorted(path.name for path in folder.iterdir() if path.name not in FILES or not _is_ours(folder))
+        if others:
+            raise LocalError(
+                f"{folder} holds other files ({', '.join(others[:3])}): give an empty folder, or a new one"
+            )
+
+
+def _is_ours(folder: pathlib.Path) -> bool:
+    """Whether a cluster was started in this folder: nothing is ever removed from another."""
+    return (folder / supervisor.LOGS / "supervisor.log").exists()
+
+
+def _empty(folder: pathlib.Path) -> None:
+    _remove(folder, FILES)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # keys and tokens
+
+
+def _remove(folder: pathlib.Path, names: frozenset[str]) -> None:
+    for name in names:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def build_programs(progress: Progress) -> Programs:
+    """Where the programs are, built when they are not there yet. Raises LocalError."""
+    binary, source = os.environ.get(KUEUE_BINARY), os.environ.get(KUEUE_SOURCE)
+    if bool(binary) != bool(source):
+        here, missing = (KUEUE_BINARY, KUEUE_SOURCE) if binary else (KUEUE_SOURCE, KUEUE_BINARY)
+        raise LocalError(f"${here} is set, ${missing} is not: another Kueue needs both its binary and its source tree")
+    if binary and source:
+        if not os.access(binary, os.X_OK):
+            raise LocalError(f"${KUEUE_BINARY}: {binary} is not a program that can be run")
+        for needed in (manifests.CRDS["kueue"], manifests.WEBHOOKS["kueue"]):
+            if not any(pathlib.Path(source).glob(needed)):
+                raise LocalError(f"${KUEUE_SOURCE}: {source} has no {needed}")
+    try:
+        folders = build.ensure(progress, skip=frozenset({"kueue"} if binary else ()))
+    except build.BuildError as error:
+        raise LocalError(str(error)) from error
+    return Programs(
+        **{name: str(folders[name]) for name in ("etcd", "kubernetes", "jobset", "trainer", "kwok")},
+        kueue_binary=str(pathlib.Path(binary).absolute()) if binary else str(folders["kueue"] / "bin/kueue"),
+        kueue_source=str(pathlib.Path(source).absolute()) if source else str(folders["kueue"] / "manifests"),
+        given_kueue=bool(binary),
+    )
+
+
+def _launch(folder: pathlib.Path) -> Processes:
+    try:
+        return Processes.launch(folder)
+    except supervisor.SupervisorError as error:
+        raise LocalError(str(error)) from error
+
+
+class _Starting:
+    """One start, in the order that the components need, and side by side where they do not."""
+
+    def __init__(self, components: Components, processes: Processes, progress: Progress) -> None:
+        self.components, self.processes, self.progress = components, processes, progress
+        self.cluster = Cluster(components, processes)
+        self.api: Api = self.cluster.api
+
+    def run(self) -> Cluster:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            try:
+                self.progress("starting etcd and the API server")
+                self.launch("etcd", "kube-apiserver")
+                parsed = {n: pool.submit(manifests.crds, self.components, n) for n in CONTROLLERS}
+                self.cluster.ready("kube-apiserver")
+                self.progress("starting the controllers")
+                self.launch("kube-controller-manager", "kube-scheduler")
+                made = [pool.submit(self.install, name, parsed[name]) for name in CONTROLLERS]
+                made += [pool.submit(self.namespace, name) for name in NAMESPACES]
+                _finish(made)
+                _finish([pool.submit(self.cluster.ready, name) for name in (*CONTROLLERS, "kube-controller-manager")])
+                self.progress("installing the runtime, priorities and nodes")
+                objects = manifests.runtimes(self.components) + [_priority(*item) for item in PRIORITIES.items()]
+                _finish([pool.submit(self.api.create, obj) for obj in objects])
+                for name in KWOK_NODES:
+                    self.cluster.nodes.create(name, ready=False)
+                _finish([pool.submit(self.cluster.nodes.wait_ready, name) for name in KWOK_NODES])
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return self.cluster
+
+    def launch(self, *names: str) -> None:
+        for name in names:
+            command: Command = self.components.command(name)
+            self.processes.start(name, command.argv, command.env)
+
+    def install(self, name: str, parsed: concurrent.futures.Future[list[Object]]) -> None:
+        """A project's custom resources, then its controller, which does not start without them, and its webhooks."""
+        for crd in parsed.result():
+            self.api.create(crd)
+        for crd in parsed.result():
+            served = functools.partial(self.established, crd["metadata"]["name"])
+            wait(served, f"{crd['metadata']['name']} is served", check=self.cluster.check)
+        self.launch(name)
+        if name in manifests.WEBHOOKS:
+            for configuration in manifests.webhooks(self.components, name):
+                self.api.create(configuration)
+
+    def established(self, crd: str) -> bool:
+        conditions = self.api.get("CustomResourceDefinition", crd)["status"]["conditions"] or []
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+    def namespace(self, name: str) -> None:
+        self.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+
+def _priority(name: str, value: int) -> Object:
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "WorkloadPriorityClass",
+        "metadata": {"name": name},
+        "value": value,
+    }
+
+
+def _finish(futures: list[concurrent.futures.Future[Any]]) -> None:
+    """Returns when all are done; raises the first failure at once."""
+    for future in concurrent.futures.as_completed(futures):
+        future.result()

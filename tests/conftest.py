@@ -1,0 +1,71 @@
+"""What tests share: one test cluster per run, and a namespace with queues of its own per test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+
+import pytest
+
+from tests.cluster import local
+from tests.cluster.cluster import Cluster
+from tests.cluster.namespaces import Namespace
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Builds the test cluster before the first test: the first time takes longer than a test's timeout."""
+    wanted = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        try:
+            local.build_programs(_progress(session.config))
+        except local.LocalError as error:
+            session.config.stash[_UNBUILT] = str(error)
+
+
+_UNBUILT = pytest.StashKey[str]()
+_RUNNING = pytest.StashKey[Cluster]()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """The run's cluster. It goes when pytest ends, however it ends."""
+    if reason := pytestconfig.stash.get(_UNBUILT, ""):
+        pytest.fail(reason, pytrace=False)
+    try:
+        started = local.start(tmp_path_factory.mktemp("cluster"))
+    except local.LocalError as error:
+        pytest.fail(str(error), pytrace=False)
+    pytestconfig.stash[_RUNNING] = started
+    yield started
+    local.down(started.folder, started)
+    del pytestconfig.stash[_RUNNING]
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[Namespace]:
+    """A fresh namespace with four CPUs of quota and the gate's check on its queue."""
+    with cluster.namespace() as made:
+        yield made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Says with a failed test where the components' logs are, and which component is dead."""
+    report = yield
+    running = item.config.stash.get(_RUNNING, None)
+    if running and report.failed:
+        ended = [p.name for p in running.status() if p.essential and p.state == "died"]
+        text = f"logs: {running.folder}/logs" + (f"\nended unasked: {', '.join(ended)}" if ended else "")
+        report.sections.append(("test cluster", text))
+    return report
+
+
+def _progress(config: pytest.Config) -> Callable[[str], None]:
+    """Writes past the capture: a build of many minutes must not look like a hang."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+
+    def write(line: str) -> None:
+        if reporter:
+            reporter.write_line(f"test cluster: {line}")
+
+    return write
