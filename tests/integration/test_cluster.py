@@ -286,7 +286,7 @@ def test_up_list_down_from_the_command_line(tmp_path: pathlib.Path) -> None:
         assert Api(folder / "admin.kubeconfig").get("ClusterTrainingRuntime", "torch-distributed")
 
         listed = command_line("list", str(folder)).stdout
-        assert [line.split()[0] for line in listed.splitlines()[1:]] == list(NAMES)
+        assert sorted(line.split()[0] for line in listed.splitlines()[1:]) == sorted(NAMES)
         again = command_line("up", str(folder))
         assert again.returncode == 1
         assert "a cluster runs in" in again.stderr
