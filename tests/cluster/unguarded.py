@@ -20,7 +20,7 @@ def _lease(module: Any) -> None:
 
 # Each takes the module and replaces one guard in it.
 GUARDS: dict[str, Callable[[Any], None]] = {
-    "old-pods": lambda module: setattr(module, "remains", lambda pod: False),  # row 11
+    "old-pods": lambda module: setattr(module, "remains", lambda _: False),  # row 11
     "lease": _lease,
 }
 

@@ -1,0 +1,186 @@
+"""TrainJobs as tests make them, and what a test asks of them: the adapter's shape (design: "What is created"), by hand.
+
+The gate's tests need jobs that the adapter would never make, too: ungated, foreign, with odd counts.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from tests.cluster.api import Object
+from tests.cluster.namespaces import Namespace
+
+GATE = "dispatch.phpboyscout.uk/start"
+GATED_BY = "kueue.x-k8s.io/admission-gated-by"
+ADMISSION, EPOCH = "dispatch.phpboyscout.uk/admission", "dispatch.phpboyscout.uk/epoch"
+HOLD = "dispatch.phpboyscout.uk/hold"
+MANAGER = "dispatch.phpboyscout.uk/adapter"
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def new_name(submission: int = 1) -> str:
+    """An object name of the adapter's form, another each time."""
+    return f"dj-0{''.join(secrets.choice(ALPHABET) for _ in range(25))}-s{submission}"
+
+
+def counts(admission: str, epoch: str) -> Object:
+    """The adapter's patch of one replicated job `node` with these counts."""
+    metadata = {"annotations": {ADMISSION: admission, EPOCH: epoch}}
+    jobs = [{"name": "node", "template": {"spec": {"template": {"metadata": metadata}}}}]
+    return {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+
+
+def trainjob(
+    name: str | None = None,
+    *,
+    nodes: int = 1,
+    cpu: str = "1",
+    gated: bool = True,
+    priority: str | None = None,
+    runtime: str = "torch-distributed",
+    patches: list[Object] | None = None,
+    queue: str | None = "lq",
+    **spec: Any,
+) -> Object:
+    """A TrainJob as the adapter creates it, at admission 0; `spec` are more fields of its spec."""
+    name = name or new_name()
+    submission = int(name.rpartition("-s")[2]) if name.startswith("dj-") else 1
+    labels = {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/priority-class": priority}
+    env = [
+        {"name": "DISPATCH_EPOCH", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{EPOCH}']"}}},
+        {
+            "name": "DISPATCH_ADMISSION",
+            "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{ADMISSION}']"}},
+        },
+    ]
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {
+            "name": name,
+            "labels": {key: value for key, value in labels.items() if value},
+            "annotations": {GATED_BY: GATE} if gated else {},
+        },
+        "spec": {
+            "runtimeRef": {"kind": "ClusterTrainingRuntime", "name": runtime},
+            "trainer": {"numNodes": nodes, "env": env, "resourcesPerNode": {"requests": {"cpu": cpu}}},
+            "runtimePatches": [counts("0", str(submission * 1_000_000))] if patches is None else patches,
+            **spec,
+        },
+    }
+
+
+def batch_job(name: str, *, cpu: str = "1", queue: str = "lq") -> Object:
+    """A batch Job in a queue: a neighbour that is not dispatch's."""
+    container = {"name": "c", "image": "example.invalid/any", "resources": {"requests": {"cpu": cpu}}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": queue}},
+        "spec": {"suspend": True, "template": {"spec": {"containers": [container], "restartPolicy": "Never"}}},
+    }
+
+
+def submit(namespace: Namespace, job: Object | None = None, **options: Any) -> str:
+    """Creates a gated job, sees it settled (AdmissionGated), opens it; returns its name.
+
+    Kueue still writes to a Workload right after its creation; a job that has settled first is admitted in one go.
+    """
+    job = job or trainjob(**options)
+    name: str = job["metadata"]["name"]
+    namespace.create(job)
+    wait = namespace.cluster.wait
+    wait(
+        lambda: condition(namespace.workload(name), "QuotaReserved", "False"),
+        f"{name} is AdmissionGated",
+        interval=0.05,
+    )
+    open_gate(namespace, name)
+    return name
+
+
+def open_gate(namespace: Namespace, name: str) -> None:
+    """Takes the start gate off."""
+    namespace.patch("TrainJob", name, {"metadata": {"annotations": {GATED_BY: None}}})
+
+
+def condition(obj: Object, kind: str, status: str = "True") -> bool:
+    """Whether an object's condition has this status."""
+    conditions = obj.get("status", {}).get("conditions", [])
+    return any(c["type"] == kind and c["status"] == status for c in conditions)
+
+
+def check(namespace: Namespace, job: str) -> Object:
+    """The gate's entry on a job's Workload: `state` and `message`."""
+    entries: list[Object] = namespace.workload(job).get("status", {}).get("admissionChecks", [])
+    found = [entry for entry in entries if entry["name"] == namespace.check]
+    if not found:
+        raise LookupError(f"the Workload of {job} does not list {namespace.check} yet")
+    return found[0]
+
+
+def wait_message(namespace: Namespace, job: str, text: str, *, timeout: float = 30) -> Object:
+    """Waits until the gate leaves the job Pending with a message that contains `text`; returns the entry."""
+
+    def entry() -> Object | None:
+        found = check(namespace, job)
+        return found if found["state"] == "Pending" and text in found["message"] else None
+
+    return namespace.cluster.wait(entry, f"the gate says {text!r} on {job}", timeout, interval=0.05)
+
+
+def running(namespace: Namespace, job: str, *, count: int = 1, epoch: str = "") -> list[Object]:
+    """Waits for `count` running pods of a job that are not being deleted, of one epoch if it is given; returns them."""
+
+    def pods() -> list[Object] | None:
+        found = [
+            pod
+            for pod in namespace.pods(job)
+            if pod["status"].get("phase") == "Running"
+            and "deletionTimestamp" not in pod["metadata"]
+            and epoch in ("", epoch_of(pod))
+        ]
+        return found if len(found) == count else None
+
+    return namespace.cluster.wait(pods, f"{count} pods of {job} {epoch} run", interval=0.05)
+
+
+def epoch_of(pod: Object) -> str:
+    """The epoch that a pod's program sees."""
+    value: str = pod["metadata"].get("annotations", {}).get(EPOCH, "")
+    return value
+
+
+def epochs_of_living(namespace: Namespace, job: str) -> set[str]:
+    """The epochs of a job's pods that may still run: two of them at once are the hazard."""
+    return {epoch_of(pod) for pod in namespace.pods(job) if pod["status"].get("phase") not in ("Succeeded", "Failed")}
+
+
+def admission_of(namespace: Namespace, job: str) -> int:
+    """The admission count on a TrainJob."""
+    patches = namespace.get("TrainJob", job)["spec"]["runtimePatches"]
+    patch = next(p for p in patches if p["manager"] == MANAGER)
+    jobs = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    return int(jobs[0]["template"]["spec"]["template"]["metadata"]["annotations"][ADMISSION])
+
+
+def preempt(namespace: Namespace, job: str, *, cpu: str) -> str:
+    """Has a job of high priority take `cpu` from `job`; returns the other's name once `job` is evicted."""
+    other = submit(namespace, cpu=cpu, priority="high")
+    namespace.cluster.wait(lambda: condition(namespace.workload(job), "Evicted"), f"{job} is evicted", interval=0.05)
+    return other
+
+
+def finish(namespace: Namespace, job: str) -> None:
+    """Ends a running job: its pods succeed, and the TrainJob is Complete."""
+    until = time.monotonic() + 30
+    while not condition(namespace.get("TrainJob", job), "Complete"):
+        for pod in namespace.pods(job):
+            if pod["status"].get("phase") == "Running":
+                namespace.cluster.pods.succeed(pod)
+        namespace.cluster.wait(
+            lambda: all(p["status"].get("phase") != "Running" for p in namespace.pods(job)), f"the pods of {job} end"
+        )
+        assert time.monotonic() < until, f"{job} does not complete"
