@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
@@ -31,6 +32,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     """The run's cluster. It goes when pytest ends, however it ends."""
     if reason := pytestconfig.stash.get(_UNBUILT, ""):
         pytest.fail(reason, pytrace=False)
+    if os.environ.get("DISPATCH_TEST_KUBECONFIG"):
+        pytest.fail("$DISPATCH_TEST_KUBECONFIG: running on an existing cluster is not supported yet: unset it", False)
     try:
         started = local.start(tmp_path_factory.mktemp("cluster"))
     except local.LocalError as error:
@@ -39,6 +42,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     yield started
     local.down(started.folder, started)
     del pytestconfig.stash[_RUNNING]
+
+
+@pytest.fixture(autouse=True)
+def _whole_again(pytestconfig: pytest.Config) -> Iterator[None]:
+    """What a test that failed half-way has left paused or killed runs again before the next one."""
+    yield
+    if running := pytestconfig.stash.get(_RUNNING, None):
+        running.restore()
 
 
 @pytest.fixture

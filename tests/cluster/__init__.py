@@ -7,7 +7,8 @@ ClusterQueue, a LocalQueue `lq` and an AdmissionCheck of its own). For a script:
 
     namespace = cluster.namespace(quota="4", check=True, cohort=…, flavors=…)    # namespaces.Queue lists the options
     namespace.create(obj); .get(kind, name); .find; .list(kind, labels=…); .patch; .delete     # plain dicts
-    namespace.pods(job); namespace.workload(owner); namespace.activate()         # a check without a running gate
+    namespace.pods(job); namespace.workload(owner)
+    namespace.wait_served(); namespace.activate()                                # with, and without, a running gate
     namespace.name, .cluster_queue, .queue ("lq"), .flavors, .check, .checks
 
     cluster.get|find|list|create|apply|update|patch|delete                       # any kind of api.KINDS, as the admin

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from .namespaces import Namespace, Queue
 from .nodes import Nodes
 from .pods import Pods
 from .supervisor import Process, Processes
-from .waiting import wait
+from .waiting import unique, wait
 
 T = TypeVar("T")
 
@@ -43,8 +42,6 @@ class Cluster:
         self.pods = Pods(self.api, components.pod_logs)
         self.nodes = Nodes(self.api, self.wait)
         self._audit = Audit(self.api, components.audit_log)
-        self._lock = threading.Lock()
-        self._numbers = 0
         self.get, self.find, self.list = self.api.get, self.api.find, self.api.list
         self.create, self.apply, self.update = self.api.create, self.api.apply, self.api.update
         self.patch, self.delete, self.delete_all = self.api.patch, self.api.delete, self.api.delete_all
@@ -70,7 +67,7 @@ class Cluster:
         }
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         token = self.api.request("POST", path, request)["status"]["token"]
-        file = self.folder / "config" / f"{namespace}.{account}.{self.number()}.kubeconfig"
+        file = self.folder / "config" / f"{namespace}.{account}.{unique()}.kubeconfig"
         self.components.write_kubeconfig(file, token, namespace)
         return file
 
@@ -81,7 +78,7 @@ class Cluster:
 
         The role and its binding are called `name`, else something new each time.
         """
-        name = name or f"{namespace}-{account}-{self.number()}"
+        name = name or f"{namespace}-{account}-{unique()}"
         role, binding = ("Role", "RoleBinding") if inside else ("ClusterRole", "ClusterRoleBinding")
         version = "rbac.authorization.k8s.io/v1"
         self.create({"apiVersion": version, "kind": role, "metadata": {"name": name}, "rules": rules}, inside)
@@ -153,6 +150,14 @@ class Cluster:
         finally:
             self._restart(component, DEFAULT)
 
+    def restore(self) -> None:
+        """Resumes and starts again what a test has left paused or killed."""
+        for process in self.status():
+            if process.essential and process.state == "paused":
+                self.resume(process.name)
+            elif process.essential and process.state == "stopped":
+                self.start(process.name)
+
     def ready(self, component: str) -> None:
         """Returns when a component serves."""
         what = f"{component} is ready"
@@ -200,12 +205,6 @@ class Cluster:
     def audit_mark(self) -> int:
         """A place in the audit log, to be given as `since`: later requests come after it."""
         return self._audit.mark()
-
-    def number(self) -> int:
-        """Another number each time: for names."""
-        with self._lock:
-            self._numbers += 1
-            return self._numbers
 
     # --- the end
 

@@ -213,6 +213,7 @@ class Components:
             "--tls-cert-file": str(self.serving.certificate),
             "--tls-private-key-file": str(self.serving.key),
             "--token-auth-file": str(self.folder / "config/tokens.csv"),
+            "--client-ca-file": str(self.authority),  # who else may call is published to the other components
             "--authorization-mode": "Node,RBAC",
             "--enable-admission-plugins": "NodeRestriction",
             "--service-account-issuer": "https://kubernetes.default.svc",

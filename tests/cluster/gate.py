@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import supervisor
 from .api import ApiError, Object
-from .waiting import WaitTimeout, wait
+from .waiting import WaitTimeout, unique, wait
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -37,6 +37,7 @@ class Gate:
 
     It serves every check of the cluster, so a test usually runs one at a time. Each has a Lease of its own, unless
     `lease` names one that several contend for: a killed gate does not release it, and the next would wait for 15 s.
+    A pass finds the checks of namespaces that are made after it has started: hence the short `resync`.
     It acts as the ServiceAccount of the installation page, under that page's ClusterRole, unless `kubeconfig` is given.
     `guards_off` names guards of `unguarded.GUARDS` that it runs without. `arguments` are more flags of admission.py.
     """
@@ -46,7 +47,7 @@ class Gate:
         cluster: Cluster,
         identity: str,
         *,
-        resync: str = "10s",
+        resync: str = "1s",
         guards_off: Sequence[str] = (),
         kubeconfig: pathlib.Path | None = None,
         lease: str | None = None,
@@ -56,7 +57,7 @@ class Gate:
     ) -> None:
         self.identity = identity
         self._cluster, self._processes = cluster, cluster.processes
-        number = cluster.number()
+        number = unique()
         self._name = f"gate-{identity}-{number}"
         self._log = cluster.folder / supervisor.LOGS / f"{self._name}.log"
         self._leads = leads

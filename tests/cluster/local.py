@@ -189,6 +189,7 @@ class _Starting:
                 _finish([pool.submit(self.cluster.nodes.wait_ready, name) for name in KWOK_NODES])
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                self.processes.shutdown()  # now, so that the threads that still wait for something give up
                 raise
         return self.cluster
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .api import ApiError, Object
+from .waiting import unique
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -53,7 +53,7 @@ class Namespace:
 
     def __init__(self, cluster: Cluster, options: Queue) -> None:
         self.cluster, self.options = cluster, options
-        self.name = f"t-{secrets.token_hex(4)}"
+        self.name = f"t-{unique()}"
         self.cluster_queue = self.name
         self.flavors = [f"{self.name}{suffix and '-' + suffix}" for suffix in options.flavors]
         self.check = self.name if options.check else None
@@ -107,6 +107,15 @@ class Namespace:
             }
             status = {"status": {"conditions": [condition]}}
             self.cluster.patch("AdmissionCheck", name, None, status, subresource="status")
+
+    def wait_served(self) -> None:
+        """Returns when the gate's check is Active: a gate has found it."""
+
+        def active() -> bool:
+            conditions = self.cluster.get("AdmissionCheck", self.name).get("status", {}).get("conditions", [])
+            return any(c["type"] == "Active" and c["status"] == "True" for c in conditions)
+
+        self.cluster.wait(active, f"a gate serves the check {self.name}", interval=0.05)
 
     # --- its life
 

@@ -6,6 +6,7 @@ is the other end. What it guarantees:
 - Each child has the kernel's parent-death signal: kill the supervisor in any way, and every child is killed.
 - While it has an owner (the process that holds the other end of OWNER_FD), the owner's end, SIGKILL included, ends
   everything. `disown` drops that tie: then only `shutdown` ends it.
+- Whoever removes the folder ends it, too, within seconds: nothing could find it any more.
 - A child that ends unasked is remembered with its exit code; nothing is restarted behind a test's back.
 - The ports that it hands out stay reserved as long as it lives, so a component that was killed gets its own one back
   and clusters side by side never meet.
@@ -33,6 +34,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STATE, SOCKET, LOGS = "supervisor.json", "supervisor.sock", "logs"
+FOLDER_CHECK = 5.0  # seconds between two looks at the folder, when nothing else happens
 STOP_PATIENCE = 15.0  # seconds that a child gets to end after SIGTERM before it is killed
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -112,8 +114,12 @@ class _Server:
             selector.register(woken, selectors.EVENT_READ)
             if self.owner is not None:
                 selector.register(self.owner, selectors.EVENT_READ)
+            mine = self.folder.stat().st_ino
             while not self.leaving:
-                for key, _ in selector.select():
+                ready = selector.select(FOLDER_CHECK)
+                if not ready and not _is_same(self.folder, mine):
+                    break
+                for key, _ in ready:
                     if key.fileobj is listener:
                         self.answer(listener)
                     elif key.fileobj is woken:
@@ -242,6 +248,13 @@ class _Server:
         draft = self.folder / f"{STATE}.new"
         draft.write_text(text)
         draft.rename(self.folder / STATE)
+
+
+def _is_same(folder: pathlib.Path, number: int) -> bool:
+    try:
+        return folder.stat().st_ino == number
+    except FileNotFoundError:
+        return False
 
 
 def _state(child: _Child) -> str:

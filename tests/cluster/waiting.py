@@ -1,7 +1,8 @@
-"""Waiting for a condition, with a deadline: the only way in which a test lets time pass."""
+"""Waiting for a condition, with a deadline: the only way in which a test lets time pass. And names of its own."""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,6 +19,11 @@ TRANSIENT = (ApiError, urllib3.exceptions.HTTPError, OSError, AssertionError, Lo
 
 class WaitTimeout(AssertionError):
     """The condition did not come true in time; the text says what was last seen."""
+
+
+def unique() -> str:
+    """Something to end a name with, so that no other object, of this process or of another, has it."""
+    return secrets.token_hex(4)
 
 
 def wait(

@@ -18,7 +18,7 @@ from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.cluster import Cluster, ComponentDied
 from tests.cluster.components import NAMES
 from tests.cluster.namespaces import Namespace
-from tests.cluster.waiting import WaitTimeout, wait
+from tests.cluster.waiting import WaitTimeout, unique, wait
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 READ_PODS = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
@@ -217,7 +217,7 @@ def test_a_paused_api_server_keeps_the_connection_and_answers_later(cluster: Clu
 
 @pytest.fixture
 def node(cluster: Cluster) -> Iterator[str]:
-    name = f"kwok-test-{cluster.number()}"
+    name = f"kwok-test-{unique()}"
     cluster.nodes.create(name)
     yield name
     cluster.delete("Node", name, missing_ok=True)
