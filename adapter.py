@@ -1,0 +1,1938 @@
+"""dispatch's adapter for Kubeflow: launches, finds, inspects and stops supervised training jobs as TrainJobs.
+
+One file, to be copied into an orchestrator's project; a command line tool as well. It needs the `kubernetes` client and
+`python-ulid`, nothing else.
+
+    import adapter
+    backend = adapter.connect("config.json")
+    spec = adapter.JobSpec(adapter.new_job(), adapter.Runtime("torch-safe"), command=["python", "train.py"], nodes=4)
+    handle = backend.start(spec)      # exists, cannot run yet: record the handle
+    backend.open(handle)              # may run now
+    print(backend.inspect(handle).state)
+
+What it guarantees:
+
+- No job is lost and none runs twice. `start` creates a job that cannot run, under a name that the caller chose (job and
+  submission): a crash at any point leaves one object, which `find` finds and `start` returns again, or none.
+- Every write is made on the version that was read, and on no object of another UID. A write that met a conflict is
+  decided anew on the fresh object; one whose answer was lost is looked up, never assumed done or undone.
+- `stop` returns when nothing of the job is left, or says what is.
+- "Unreachable" is an error, never a verdict about a job.
+
+What it does not: it is no controller. Between two calls nothing happens here; that a preempted job is readmitted only
+when its earlier attempt is gone is the work of the admission controller (Kueue mode), or of nobody but this adapter
+resuming a job (plain mode).
+
+How it behaves when the API server does not answer: a read is repeated for 20 s, from 0.1 s doubling to 5 s with jitter,
+or after the server's Retry-After; a write is repeated for 30 s, from a fresh read each time. Then: `Unreachable`.
+
+Thread-safe, synchronous. Python 3.11 and newer, `kubernetes` 36.0.3 or 37, python-ulid 4; Trainer v2.3 (v1alpha1),
+JobSet v0.12 (v1alpha2) and, in Kueue mode, Kueue v0.20 (v1beta2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import datetime
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Never
+
+import urllib3
+import yaml
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from ulid import ULID
+
+if TYPE_CHECKING:
+    import argparse
+
+VERSION = "0.1.0"
+PROGRAM = "dispatch-adapter"
+
+# ======================================================================================================================
+# Names
+# ======================================================================================================================
+
+JOB = "dispatch.phpboyscout.uk/job"  # label of TrainJob, JobSet and pods: the job's ULID in lower case
+SUBMISSION = "dispatch.phpboyscout.uk/submission"  # label of the same: N
+PROBE = "dispatch.phpboyscout.uk/probe"  # label of a preflight probe, which is nobody's job
+SPEC = "dispatch.phpboyscout.uk/spec"  # TrainJob annotation: the hash of the JobSpec it was made from
+GATE = "dispatch.phpboyscout.uk/gate"  # TrainJob annotation, plain mode: "closed" until `open`
+HOLD = "dispatch.phpboyscout.uk/hold"  # TrainJob annotation: "<n>" held, "released-<n>", "stop"; never removed
+ADMISSION = "dispatch.phpboyscout.uk/admission"  # pod annotation in the adapter's runtime patch: the admission count A
+EPOCH = "dispatch.phpboyscout.uk/epoch"  # pod annotation in the adapter's runtime patch: N x 1,000,000 + A
+START_GATE = "dispatch.phpboyscout.uk/start"  # the adapter's entry in GATED_BY
+PATCH_MANAGER = "dispatch.phpboyscout.uk/adapter"  # the adapter's entry in a TrainJob's spec.runtimePatches
+EPOCH_BOUND = 1_000_000  # A and N are below it
+JOB_NAME = re.compile(r"dj-([0-7][0-9a-hjkmnp-tv-z]{25})-s([1-9][0-9]{0,5})")  # a TrainJob's name: job, submission
+
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"  # Kueue's label on a job: its LocalQueue
+PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"  # Kueue's label on a job: its WorkloadPriorityClass
+GATED_BY = "kueue.x-k8s.io/admission-gated-by"  # Kueue's annotation on a job: a comma list, entries can only be removed
+JOB_UID = "kueue.x-k8s.io/job-uid"  # Kueue's label on a Workload: the UID of the job it is for
+KUEUE_MANAGER = "kueue.x-k8s.io/manager"  # Kueue's entry in spec.runtimePatches; without it Kueue cannot start the job
+
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"  # JobSet's label on its Jobs and pods
+JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"  # the same
+RESTART = "jobset.sigs.k8s.io/restart-attempt"  # the same: how often the JobSet has restarted within one admission
+RANK = "batch.kubernetes.io/job-completion-index"  # the Job controller's annotation on an indexed Job's pods
+TRAINER_JOB = TRAINER_CONTAINER = "node"  # Trainer's names of the replicated job and the container that train
+
+RUNTIME_KINDS = {"ClusterTrainingRuntime": "clustertrainingruntimes", "TrainingRuntime": "trainingruntimes"}
+RESERVED_LABELS = (  # prefixes and names by which the parts of the system find what is theirs
+    *("dispatch.phpboyscout.uk/", "kueue.x-k8s.io/", "jobset.sigs.k8s.io/", "batch.kubernetes.io/"),
+    *("trainer.kubeflow.org/", "controller-uid", "job-name"),
+)
+RESERVED_ENV = frozenset(  # Trainer sets these for torch, XGBoost and MPI, and refuses a job that does
+    [f"PET_{name}" for name in ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
+    + [f"DMLC_{name}" for name in ("TRACKER_URI", "TRACKER_PORT", "TASK_ID", "NUM_WORKER")]
+    + [f"OMPI_MCA_orte_{name}" for name in ("default_hostfile", "keep_fqdn_hostnames", "set_default_slots")]
+    + ["OMPI_MCA_plm_rsh_args"]
+)
+
+Object = dict[str, Any]  # an API object as the server sent it
+
+# ======================================================================================================================
+# Errors
+# ======================================================================================================================
+
+
+class DispatchError(Exception):
+    """What went wrong, with which object, and what to do. Its text starts with `dispatch: <kind>: `.
+
+    DispatchError
+    ├── Unsupported    this cluster, runtime or mode cannot do it
+    ├── ReadOnly       the backend does not write
+    ├── Unauthorized   the credentials are missing, refused or not enough
+    ├── Unreachable    no answer, or not all is done yet: says nothing about the job; try again
+    ├── Invalid        what was given is wrong; nothing was sent, or the server refused it as such
+    ├── NotFound       the object is not there (any more), or its name is another object's now
+    └── Conflict       the object is in a state that forbids it
+        └── StaleHold  a hold instance is older than the one in place, or not the one in place
+    """
+
+    kind: ClassVar[str] = "error"
+
+    def __str__(self) -> str:
+        return f"dispatch: {self.kind}: {super().__str__()}"
+
+
+class Unsupported(DispatchError):
+    kind = "unsupported"
+
+
+class ReadOnly(DispatchError):
+    kind = "read-only"
+
+
+class Unauthorized(DispatchError):
+    kind = "unauthorized"
+
+
+class Unreachable(DispatchError):
+    kind = "unreachable"
+
+
+class Invalid(DispatchError):
+    kind = "invalid"
+
+
+class NotFound(DispatchError):
+    kind = "not found"
+
+
+class Conflict(DispatchError):
+    kind = "conflict"
+
+
+class StaleHold(Conflict):
+    kind = "stale hold"
+
+
+# ======================================================================================================================
+# Values
+# ======================================================================================================================
+
+
+class _Known(StrEnum):
+    """Names of which no others are understood: an unknown one is `Invalid`, not a guess."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Never:
+        raise Invalid(f"{value!r} is no {cls.__name__.lower()}: known are {', '.join(cls)}")
+
+
+class State(_Known):
+    """Where a job stands: `classify` says when it is which."""
+
+    QUEUED = "queued"
+    GATED = "gated"
+    HELD = "held"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing follows."""
+        return self in (State.SUCCEEDED, State.FAILED, State.STOPPED)
+
+
+class Cause(_Known):
+    """Why a job is in its state."""
+
+    PROGRAM = "program"
+    OUT_OF_MEMORY = "out-of-memory"
+    TIMEOUT = "timeout"
+    PREEMPTED = "preempted"
+    EVICTED = "evicted"
+    NODE_LOST = "node-lost"
+    NO_CAPACITY = "no-capacity"
+    IMAGE = "image"
+    CONFIG = "config"
+    REJECTED = "rejected"
+    QUEUE_STOPPED = "queue-stopped"
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+
+class Capability(_Known):
+    """What a backend may be able to do."""
+
+    READMISSION_GATE = "ReadmissionGate"
+    ATTEMPT_INJECTION = "AttemptInjection"
+    HOLD = "Hold"
+    OUTPUT_READ = "OutputRead"
+    OUTPUT_FOLLOW = "OutputFollow"
+
+
+class Answer(_Known):
+    """Unknown is a value."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+class Source(_Known):
+    """Where an answer comes from: preflight established it, or the adapter states it."""
+
+    PROBED = "probed"
+    DECLARED = "declared"
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether a capability is there, how that is known, and why not."""
+
+    value: Answer
+    source: Source
+    reason: str = ""
+
+
+def new_job() -> str:
+    """A new job's name: a ULID in lower case. Choose it, record it, then start it."""
+    return str(ULID()).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One submission of a job on the cluster. Text: `<namespace>/<name>@<uid>`, which `parse` reads back."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __post_init__(self) -> None:
+        _check_label(self.namespace, "handle: namespace")
+        if not isinstance(self.name, str) or not JOB_NAME.fullmatch(self.name):
+            raise Invalid(f"handle: name: {_shown(self.name)} is not dj-<lowercase ULID>-s<N>")
+        if not isinstance(self.uid, str) or not re.fullmatch(r"[0-9A-Za-z-]{1,128}", self.uid):
+            raise Invalid(f"handle: uid: {_shown(self.uid)} is not an object's UID")
+
+    @property
+    def job(self) -> str:
+        """The job's ULID, in lower case."""
+        return self.name[3:29]
+
+    @property
+    def submission(self) -> int:
+        """N."""
+        return int(self.name[31:])
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}@{self.uid}"
+
+    @classmethod
+    def parse(cls, text: str) -> Handle:
+        """Reads a handle's text. Raises Invalid."""
+        match = re.fullmatch(r"([^/@]+)/([^/@]+)@([^/@]+)", text) if isinstance(text, str) else None
+        if match is None:
+            raise Invalid(f"handle: {_shown(text)} is not <namespace>/<name>@<uid>")
+        return cls(*match.groups())
+
+    def to_json(self) -> dict[str, str]:
+        """The three fields."""
+        return {"namespace": self.namespace, "name": self.name, "uid": self.uid}
+
+    @classmethod
+    def from_json(cls, value: object) -> Handle:
+        """Reads `to_json`'s object back. Raises Invalid."""
+        return cls(**_object(value, "handle", required=("namespace", "name", "uid")))
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A Trainer runtime: the template that a job is made from."""
+
+    name: str
+    kind: str = "ClusterTrainingRuntime"
+
+    def __post_init__(self) -> None:
+        _check_name(self.name, "runtime: name")
+        if self.kind not in RUNTIME_KINDS:
+            raise Invalid(f"runtime: kind: {_shown(self.kind)} is not one of {', '.join(RUNTIME_KINDS)}")
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    def to_json(self) -> dict[str, str]:
+        """The fields that are not at their default."""
+        return _without_defaults(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> Runtime:
+        """Reads `to_json`'s object back. Raises Invalid."""
+        return cls(**_object(value, "runtime", ("name", "kind"), required=("name",)))
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one node of a job asks for, and its limits: Kubernetes quantities by resource name."""
+
+    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are not at their default."""
+        return _without_defaults(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> Resources:
+        """Reads `to_json`'s object back. Raises Invalid."""
+        return cls(**_object(value, "resources", ("requests", "limits")))
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What to run. Checked when it is made: an ill-formed one is `Invalid` before anything is sent.
+
+    What is left out is as the runtime has it. `labels` go on the TrainJob, its JobSet and its pods. The variables of
+    `env` are followed by DISPATCH_JOB, _SUBMISSION, _ADMISSION, _EPOCH and _RESTART.
+    """
+
+    job: str  # a ULID, in either case
+    runtime: Runtime
+    submission: int = 1  # N: used once, the next one is N + 1
+    image: str | None = None
+    command: Sequence[str] = ()
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    nodes: int | None = None
+    procs_per_node: int | None = None
+    resources: Resources = Resources()  # per node
+    timeout: int | None = None  # seconds per admission
+    priority: str | None = None  # a WorkloadPriorityClass, Kueue mode only
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("command", "args", "env", "node_selector", "labels"):  # copies: the caller may change theirs
+            value, kind = getattr(self, name), tuple if name in ("command", "args") else dict
+            if isinstance(value, list if kind is tuple else Mapping):
+                object.__setattr__(self, name, kind(value))
+        object.__setattr__(self, "job", _ulid(self.job, "job spec: job"))
+        validate(self)
+
+    @property
+    def name(self) -> str:
+        """The TrainJob's name."""
+        return f"dj-{self.job}-s{self.submission}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are not at their default, in camelCase."""
+        return {_camel(name): value for name, value in _without_defaults(self).items()}
+
+    @classmethod
+    def from_json(cls, value: object) -> JobSpec:
+        """Reads `to_json`'s object back. Raises Invalid."""
+        names = {_camel(f.name): f.name for f in dataclasses.fields(cls)}
+        given = {names[k]: v for k, v in _object(value, "job spec", names, required=("job", "runtime")).items()}
+        given["runtime"] = Runtime.from_json(given["runtime"])
+        if "resources" in given:
+            given["resources"] = Resources.from_json(given["resources"])
+        return cls(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """One pod of a job."""
+
+    rank: int | None
+    pod: str
+    node: str  # empty: not scheduled yet
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is known about a job at `observed_at`."""
+
+    handle: Handle
+    state: State
+    cause: Cause | None = None
+    detail: str = ""
+    exit_code: int | None = None
+    node: str | None = None
+    rank: int | None = None
+    admission: int | None = None
+    restart: int | None = None
+    epoch: int | None = None
+    hold: int | None = None  # the hold instance in place
+    interruptions: tuple[Any, ...] = ()
+    pods: tuple[PodStatus, ...] = ()
+    ungated: bool = False  # Kueue mode: a pod runs that the readmission gate was not asked about
+    final: bool = False
+    stale_since: datetime.datetime | None = None
+    observed_at: datetime.datetime | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, in camelCase; times as RFC 3339."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, datetime.datetime):
+                return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            if isinstance(value, tuple):
+                return [plain(item) for item in value]
+            if dataclasses.is_dataclass(value):
+                return {_camel(f.name): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return value
+
+        result: dict[str, Any] = plain(self)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Kueue:
+    """The settings' `kueue` section."""
+
+    local_queue: str
+    admission_check: str | None = None
+    admission_lease: str = "dispatch-system/dispatch-admission"  # namespace/name
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The adapter's configuration. `kueue` None: plain mode."""
+
+    namespace: str
+    probe_runtime: Runtime
+    kubeconfig: str | None = None
+    context: str | None = None
+    probe_timeout: float = 30.0  # seconds
+    kueue: Kueue | None = None
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str] | Mapping[str, Any]) -> Settings:
+        """Reads a JSON file, or the same as a dict. Raises Invalid, `kubeflow settings: …`. Contacts nobody."""
+        try:
+            if not isinstance(source, Mapping):
+                return _settings(json.loads(Path(source).read_text(encoding="utf-8")))
+            return _settings(source)
+        except (OSError, ValueError, TypeError) as error:  # ValueError: no JSON, or no UTF-8
+            raise Invalid(f"kubeflow settings: {source}: {error}") from error
+        except Invalid as error:
+            raise Invalid(f"kubeflow settings: {error.args[0]}") from None
+
+
+# ======================================================================================================================
+# Decisions: is it well-formed?
+# ======================================================================================================================
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"  # a DNS label
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"  # an object's name
+_LABEL_NAME = r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"  # a label's value, and its key after the prefix
+_INT32 = 2**31 - 1
+_MAX_NODES = 100_000  # the API server's bound for the parallelism of an indexed Job
+_MAX_ITEMS = 128  # Trainer's bound for command, args and env
+_MAX_SIZE = 256 * 1024  # bytes of the spec as the server stores it; every object made from it must stay below 1.5 MiB
+_INJECTED = ("JOB", "SUBMISSION", "ADMISSION", "EPOCH", "RESTART")  # after DISPATCH_
+_MILLI: dict[str, int] = {"m": 1, "": 10**3, **{s: 10 ** (3 * i + 6) for i, s in enumerate("kMGTPE")}}
+_QUANTITY = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))?(m|[kMGTPE]|[KMGTPE]i|)")
+_MILLI |= {f"{s}i": 1000 * 1024 ** (i + 1) for i, s in enumerate("KMGTPE")}
+
+
+def validate(spec: JobSpec) -> None:
+    """Raises Invalid unless the API server, Trainer, JobSet and the Job controller accept what `render` makes of it."""
+    where = "job spec: "
+    if not isinstance(spec.runtime, Runtime) or not isinstance(spec.resources, Resources):
+        raise Invalid(f"{where}runtime is a Runtime, and resources are Resources")
+    _check_whole(spec.submission, where + "submission", 1, EPOCH_BOUND - 1)
+    if spec.image is not None and not (isinstance(spec.image, str) and re.fullmatch(r"[!-~]{1,500}", spec.image)):
+        raise Invalid(f"{where}image: {_shown(spec.image)} is not 1 to 500 printable characters without a space")
+    for name, words in (("command", spec.command), ("args", spec.args)):
+        if not isinstance(words, tuple) or len(words) > _MAX_ITEMS:
+            raise Invalid(f"{where}{name}: {_shown(words)} is not a list of at most {_MAX_ITEMS} strings")
+        for word in words:
+            _check_text(word, where + name)
+    _check_env(spec.env, where + "env")
+    for name, value, most in (
+        ("nodes", spec.nodes, _MAX_NODES),
+        ("procsPerNode", spec.procs_per_node, _INT32),
+        ("timeout", spec.timeout, _INT32),
+    ):
+        if value is not None:
+            _check_whole(value, where + name, 1, most)
+    _check_resources(spec.resources, where + "resources")
+    if spec.priority is not None:
+        _check_name(spec.priority, where + "priority", 63)  # a label's value
+    _check_labels(spec.node_selector, where + "nodeSelector")
+    _check_labels(spec.labels, where + "labels")
+    for key in spec.labels:
+        if key.startswith(RESERVED_LABELS[:5]) or key in RESERVED_LABELS[5:]:
+            raise Invalid(f"{where}labels: {key} is reserved")
+    text = canonical(spec)
+    size = len(text) + 5 * sum(map(text.count, "<>&"))  # the server writes these as \u003c
+    if size > _MAX_SIZE:
+        raise Invalid(f"{where}{size:,} bytes are more than {_MAX_SIZE:,}: put large input into a file or a ConfigMap")
+
+
+def _check_env(env: object, where: str) -> None:
+    names = _check_mapping(env, where)
+    if len(names) > _MAX_ITEMS - len(_INJECTED):
+        raise Invalid(f"{where}: {len(names)} variables are more than {_MAX_ITEMS - len(_INJECTED)}")
+    for name, value in names.items():
+        if not re.fullmatch(r"[-._a-zA-Z][-._a-zA-Z0-9]*", name) or name == "." or name.startswith(".."):
+            raise Invalid(f"{where}: {_shown(name)} is not a variable's name")
+        if name.startswith("DISPATCH_") or name in RESERVED_ENV:
+            raise Invalid(f"{where}: {name} is reserved: {'dispatch' if name.startswith('D') else 'Trainer'} sets it")
+        _check_text(value, f"{where}: {name}")
+
+
+def _check_resources(resources: Resources, where: str) -> None:
+    milli: dict[tuple[str, str], int] = {}
+    for part, quantities in (("requests", resources.requests), ("limits", resources.limits)):
+        for name, value in _check_mapping(quantities, f"{where}: {part}").items():
+            prefix, _, rest = name.partition("/")
+            extended = "kubernetes.io" not in prefix and not prefix.startswith("requests.")
+            if name not in ("cpu", "memory", "ephemeral-storage") and not (
+                extended and rest and len(prefix) <= 240 and _is_label_key(name)
+            ):
+                raise Invalid(f"{where}: {_shown(name)} is not cpu, memory, ephemeral-storage or <domain>/<name>")
+            milli[part, name] = _milli(value, f"{where}: {part}: {name}", whole=name != "cpu")
+    for (part, name), value in milli.items():
+        limit = milli.get(("limits", name))
+        if part == "requests" and "/" in name and value != limit:
+            raise Invalid(f"{where}: {name} is not shared: its limit must be there, and be the request")
+        if part == "requests" and limit is not None and value > limit:
+            raise Invalid(f"{where}: {name}: the request is above the limit")
+
+
+def _milli(value: object, where: str, *, whole: bool) -> int:
+    """A quantity in thousandths. Of what Kubernetes reads, the plain forms: no sign, no exponent, no rounding."""
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise Invalid(f"{where}: {_shown(value)} is not a quantity such as 500m, 4, 1.5 or 16Gi")
+    billionths: int = int(match[1] + (match[2] or "").ljust(9, "0")) * _MILLI[match[3]]
+    milli, rest = divmod(billionths, 10**9)
+    if rest or (whole and milli % 1000):
+        raise Invalid(f"{where}: {value} is finer than {'1' if whole else '1m'}")
+    if milli >= 2**53 * 1000:
+        raise Invalid(f"{where}: {value} is too large")
+    return milli
+
+
+def _check_labels(labels: object, where: str) -> None:
+    for key, value in _check_mapping(labels, where).items():
+        if not _is_label_key(key):
+            raise Invalid(f"{where}: {_shown(key)} is not a label's key")
+        if not (isinstance(value, str) and len(value) <= 63 and re.fullmatch(rf"({_LABEL_NAME})?", value)):
+            raise Invalid(f"{where}: {key}: {_shown(value)} is not a label's value")
+
+
+def _is_label_key(key: str) -> bool:
+    *prefix, name = key.split("/", 1)
+    fits = len(name) <= 63 and re.fullmatch(_LABEL_NAME, name) is not None
+    return fits and all(len(p) <= 253 and re.fullmatch(_SUBDOMAIN, p) for p in prefix)
+
+
+def _check_mapping(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise Invalid(f"{where}: {_shown(value)} is not an object with strings as names")
+    return value
+
+
+def _check_text(value: object, where: str) -> None:
+    """A string that can be sent, and be an argument of a process."""
+    if not isinstance(value, str) or "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
+        raise Invalid(f"{where}: {_shown(value)} is not a string (of Unicode, without NUL)")
+
+
+def _check_whole(value: object, where: str, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise Invalid(f"{where}: {_shown(value)} is not a whole number from {least:,} to {most:,}")
+
+
+def _check_name(value: object, where: str, most: int = 253) -> str:
+    if not isinstance(value, str) or len(value) > most or not re.fullmatch(_SUBDOMAIN, value):
+        raise Invalid(f"{where}: {_shown(value)} is not the name of an object")
+    return value
+
+
+def _check_label(value: object, where: str) -> str:
+    if not isinstance(value, str) or len(value) > 63 or not re.fullmatch(_LABEL, value):
+        raise Invalid(f"{where}: {_shown(value)} is not the name of a namespace")
+    return value
+
+
+def _ulid(value: object, where: str) -> str:
+    """A ULID's text in lower case. `ULID.parse` would take a UUID, a number or a date for one too."""
+    try:
+        return str(ULID.from_str(str(value))).lower()
+    except ValueError:
+        raise Invalid(f"{where}: {_shown(value)} is not a ULID: new_job() makes one") from None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _object(value: object, where: str, known: Iterable[str] = (), *, required: Sequence[str] = ()) -> dict[str, Any]:
+    """A JSON object with these names and no others."""
+    given = dict(_check_mapping(value, where))
+    names = [*required, *(name for name in known if name not in required)]
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise Invalid(f"{where}: unknown {', '.join(map(_shown, unknown))}: known are {', '.join(names)}")
+    for name in required:
+        if name not in given:
+            raise Invalid(f"{where}: {name} is missing")
+    return given
+
+
+def _settings(value: object) -> Settings:
+    """Raises Invalid, naming the key."""
+    optional = ("kubeconfig", "context", "probeTimeout", "kueue")
+    given = _object(value, "settings", optional, required=("namespace", "probeRuntime"))
+    for name in ("kubeconfig", "context"):
+        if name in given and not (isinstance(given[name], str) and given[name]):
+            raise Invalid(f"{name}: {_shown(given[name])} is not a text")
+    timeout, kueue = given.get("probeTimeout", 30), None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 3600:
+        raise Invalid(f"probeTimeout: {_shown(timeout)} is not a number of seconds up to 3600")
+    if "kueue" in given:
+        section = _object(given["kueue"], "kueue", ("admissionCheck", "admissionLease"), required=("localQueue",))
+        kueue = Kueue(_check_name(section["localQueue"], "kueue.localQueue", 63))
+        if "admissionCheck" in section:
+            check = _check_name(section["admissionCheck"], "kueue.admissionCheck")
+            kueue = dataclasses.replace(kueue, admission_check=check)
+        if "admissionLease" in section:
+            lease = section["admissionLease"]
+            if not isinstance(lease, str) or not re.fullmatch(rf"{_LABEL}/{_SUBDOMAIN}", lease):
+                raise Invalid(f"kueue.admissionLease: {_shown(lease)} is not <namespace>/<name>")
+            kueue = dataclasses.replace(kueue, admission_lease=lease)
+    try:
+        runtime = Runtime.from_json(given["probeRuntime"])
+    except Invalid as error:
+        raise Invalid(f"probeRuntime: {error.args[0]}") from None
+    namespace = _check_label(given["namespace"], "namespace")
+    return Settings(namespace, runtime, given.get("kubeconfig"), given.get("context"), float(timeout), kueue)
+
+
+def _without_defaults(value: Any) -> dict[str, Any]:
+    """A value's fields as plain JSON, without those that say nothing."""
+    plain = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    for name, item in plain.items():
+        if isinstance(item, Runtime | Resources):
+            plain[name] = item.to_json()
+        elif isinstance(item, tuple | Mapping):
+            plain[name] = list(item) if isinstance(item, tuple) else dict(item)
+    defaults = {f.name: f.default for f in dataclasses.fields(value)}
+    return {k: v for k, v in plain.items() if v not in (None, [], {}) and v != defaults[k]}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def canonical(spec: JobSpec) -> str:
+    """The one JSON text of a spec: fields that are not at their default, names sorted, no spaces, ASCII."""
+    return json.dumps(spec.to_json(), sort_keys=True, separators=(",", ":"))
+
+
+def spec_hash(spec: JobSpec) -> str:
+    """What tells one spec from another: `sha256:<hex>` of its canonical JSON."""
+    return f"sha256:{hashlib.sha256(canonical(spec).encode()).hexdigest()}"
+
+
+# ======================================================================================================================
+# Decisions: what is created, and what is written later
+# ======================================================================================================================
+
+
+def refusal(runtime: Object, spec: JobSpec) -> str:
+    """Why a job of this spec cannot run on this runtime; empty when it can.
+
+    Refused: no replicated job `node` with a container `node`; a JobSet that is deleted some time after its end
+    (`ttlSecondsAfterFinished`: the outcome would vanish, and Trainer 2.3 runs a failed job again then); names of pods
+    that would be too long (JobSet refuses them, and only an Event tells).
+    """
+    template = _at(runtime, "spec", "template", "spec")
+    jobs = _objects(_at(template, "replicatedJobs"))
+    trainers = [job for job in jobs if job.get("name") == TRAINER_JOB]
+    containers = _objects(_at(trainers[0], "template", "spec", "template", "spec", "containers")) if trainers else []
+    if not any(container.get("name") == TRAINER_CONTAINER for container in containers):
+        return f"it has no replicated job {TRAINER_JOB} with a container {TRAINER_CONTAINER}"
+    if _at(template, "ttlSecondsAfterFinished") is not None:
+        return "its JobSet sets ttlSecondsAfterFinished: the outcome would vanish with it, and a failed job run again"
+    for job in jobs:
+        pods = _at(job, "template", "spec", "completions") or _at(job, "template", "spec", "parallelism") or 1
+        if job is trainers[0]:
+            pods = spec.nodes or _at(runtime, "spec", "mlPolicy", "numNodes") or pods
+        longest = f"{spec.name}-{job.get('name')}-{(_at(job, 'replicas') or 1) - 1}-{pods - 1}-abcde"
+        if len(longest) > 63:
+            return f"pod names such as {longest} would be longer than 63 characters: start it as a new job"
+    return ""
+
+
+def render(spec: JobSpec, runtime: Object, settings: Settings) -> Object:
+    """The TrainJob of a spec: it cannot run before `open`, and its pods will know their admission and epoch.
+
+    `suspend: true` in both modes. In Kueue mode Kueue sets it anyway; but where Kueue's webhook does not see the job,
+    it must not run meanwhile. The variables are declared here once, as annotations of the pod: a trainer's env can
+    never be changed, a pod template's annotations can, while the job is suspended.
+    """
+    kueue = settings.kueue
+    ours = {**spec.labels, JOB: spec.job, SUBMISSION: str(spec.submission)}
+    labels = {**ours, **({QUEUE_NAME: kueue.local_queue} if kueue else {})}
+    if spec.priority:
+        labels[PRIORITY_CLASS] = spec.priority
+    annotations = {GATED_BY: START_GATE, SPEC: spec_hash(spec), **({} if kueue else {GATE: "closed"})}
+    admission = 0 if kueue else 1
+    pod = {
+        "metadata": {
+            "labels": ours,
+            "annotations": {ADMISSION: str(admission), EPOCH: str(spec.submission * EPOCH_BOUND + admission)},
+        },
+        **({"spec": {"nodeSelector": dict(spec.node_selector)}} if spec.node_selector else {}),
+    }
+    names = [job["name"] for job in _objects(_at(runtime, "spec", "template", "spec", "replicatedJobs"))]
+    trainer = {
+        "image": spec.image,
+        "command": list(spec.command),
+        "args": list(spec.args),
+        "env": _env(spec),
+        "numNodes": spec.nodes,
+        "numProcPerNode": spec.procs_per_node,
+        "resourcesPerNode": spec.resources.to_json(),
+    }
+    patch = {
+        "metadata": {"labels": ours},
+        "spec": {"replicatedJobs": [{"name": name, "template": {"spec": {"template": pod}}} for name in names]},
+    }
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {
+            "name": spec.name,
+            "namespace": settings.namespace,
+            "labels": labels,
+            "annotations": annotations,
+        },
+        "spec": {
+            "runtimeRef": {"kind": spec.runtime.kind, "name": spec.runtime.name},
+            "suspend": True,
+            "trainer": {name: value for name, value in trainer.items() if value not in (None, [], {})},
+            "runtimePatches": [{"manager": PATCH_MANAGER, "trainingRuntimeSpec": {"template": patch}}],
+            **({"activeDeadlineSeconds": spec.timeout} if spec.timeout else {}),
+        },
+    }
+
+
+def _env(spec: JobSpec) -> list[Object]:
+    """The caller's variables, then ours."""
+    paths = {
+        "DISPATCH_ADMISSION": f"metadata.annotations['{ADMISSION}']",
+        "DISPATCH_EPOCH": f"metadata.annotations['{EPOCH}']",
+        "DISPATCH_RESTART": f"metadata.labels['{RESTART}']",
+    }
+    return [
+        *({"name": name, "value": value} for name, value in spec.env.items()),
+        {"name": "DISPATCH_JOB", "value": spec.job},
+        {"name": "DISPATCH_SUBMISSION", "value": str(spec.submission)},
+        *({"name": n, "valueFrom": {"fieldRef": {"fieldPath": path}}} for n, path in paths.items()),
+    ]
+
+
+def answer_fault(sent: Object, answer: Object) -> str:
+    """Why the object that a create made is not the one that was asked for, and might run unasked; empty when it is."""
+    queue, got = _labels(sent).get(QUEUE_NAME), _labels(answer).get(QUEUE_NAME)
+    if queue is None and got is not None:
+        return (
+            f"it came back with {QUEUE_NAME} {got}: Kueue takes jobs without a queue here (a LocalQueue named default "
+            "does that): rename that LocalQueue, or add a kueue section to the settings"
+        )
+    if got != queue:
+        return f"it came back with {QUEUE_NAME} {got} instead of {queue}: look at the webhooks that change TrainJobs"
+    if _at(answer, "spec", "suspend") is not True:
+        return "it came back unsuspended: look at the webhooks that change TrainJobs"
+    for name in (GATED_BY, GATE):
+        if _annotations(answer).get(name) != _annotations(sent).get(name):
+            return f"it came back without its gate {name}: look at the webhooks that change TrainJobs"
+    managers = [patch.get("manager") for patch in _objects(_at(answer, "spec", "runtimePatches"))]
+    if queue is not None and KUEUE_MANAGER not in managers:
+        return "Kueue's webhook did not see it: check that Kueue's TrainJob integration is on, for this namespace too"
+    return ""
+
+
+def hold_of(trainjob: object) -> int | str | None:
+    """The hold in place: an instance, or "stop"; None when there is none or it was released. All else holds too."""
+    text = _annotations(trainjob).get(HOLD)
+    if text is None or re.fullmatch(r"released-[0-9]+", str(text)):
+        return None
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", str(text)) else str(text)
+
+
+def is_gated(trainjob: object) -> bool:
+    """Whether the start gate is closed: it has not been opened yet."""
+    return START_GATE in _gates(trainjob) or _annotations(trainjob).get(GATE) == "closed"
+
+
+def is_queued(trainjob: object) -> bool:
+    """Whether Kueue manages the job."""
+    return QUEUE_NAME in _labels(trainjob)
+
+
+def is_final(trainjob: object) -> bool:
+    """Whether the job has ended, and Trainer says so."""
+    return bool(_condition(trainjob, "Complete") or _condition(trainjob, "Failed"))
+
+
+def opened(trainjob: Object) -> Object | None:
+    """The TrainJob with its start gate open: in Kueue mode Kueue may admit it, in plain mode it resumes unless held.
+
+    None when it is open already. Then nothing is resumed: who suspended it later had a reason, and its pods may still
+    be there.
+    """
+    if not is_gated(trainjob):
+        return None
+    changed = copy.deepcopy(trainjob)
+    annotations = changed["metadata"]["annotations"]
+    gates = [gate for gate in _gates(trainjob) if gate != START_GATE]
+    annotations.pop(GATED_BY, None)
+    if gates:  # somebody else's
+        annotations[GATED_BY] = ",".join(gates)
+    annotations.pop(GATE, None)
+    if not is_queued(trainjob) and hold_of(trainjob) is None:
+        changed["spec"]["suspend"] = False
+    return changed
+
+
+def marked_stopping(trainjob: Object) -> Object | None:
+    """The TrainJob as one that is not to run again: the gate honours the mark; in plain mode it is suspended as well.
+
+    None when it is so already.
+    """
+    changed = copy.deepcopy(trainjob)
+    changed["metadata"].setdefault("annotations", {})[HOLD] = "stop"
+    if not is_queued(trainjob):
+        changed["spec"]["suspend"] = True
+    return None if changed == trainjob else changed
+
+
+def may_still_run(trainjobs: Sequence[Object], jobsets: Sequence[Object], pods: Sequence[Object]) -> str:
+    """Names one thing of a job's other submissions that runs, or may yet; empty when nothing can."""
+    for trainjob in trainjobs:
+        if not is_final(trainjob):
+            return f"TrainJob {_name(trainjob)} has not ended"
+    for pod in pods:
+        if remains(pod):
+            return f"pod {_name(pod)} on {_at(pod, 'spec', 'nodeName') or 'no node'} has not ended"
+    for jobset in jobsets:
+        if not (_condition(jobset, "Completed") or _condition(jobset, "Failed")):
+            return f"JobSet {_name(jobset)} has not ended"
+    return ""
+
+
+def remains(pod: Object) -> bool:
+    """Whether a pod may still run: anything that is not plainly finished, however long it has been terminating."""
+    return _at(pod, "status", "phase") not in ("Succeeded", "Failed")
+
+
+def leftovers(uid: str, trainjob: Object | None, found: Mapping[str, Sequence[Object]]) -> dict[str, list[Object]]:
+    """What is left of the submission whose TrainJob had this UID, of what its labels find: by kind, TrainJob first.
+
+    A successor under the same name has the same labels. What belongs to another TrainJob's JobSet is not ours.
+    """
+    foreign = {_uid(j) for j in found["JobSet"] if _owner_uid(j) not in ("", uid)}
+    kept = {
+        kind: [o for o in objects if _uid(o) not in foreign and _labels(o).get(JOBSET_UID) not in foreign]
+        for kind, objects in found.items()
+    }
+    return {"TrainJob": [trainjob] if trainjob and _uid(trainjob) == uid else [], **kept}
+
+
+def described(left: Mapping[str, Sequence[Object]]) -> str:
+    """What is left, for a person: each by kind and name, pods with their node, the first few of each kind."""
+    parts = []
+    for kind, objects in left.items():
+        nodes = {_name(o): f" on {_at(o, 'spec', 'nodeName')}" for o in objects if _at(o, "spec", "nodeName")}
+        parts += [f"{kind} {name}{nodes.get(name, '')}" for name in sorted(map(_name, objects))[:3]]
+        parts += [f"{len(objects) - 3} more of kind {kind}"] if len(objects) > 3 else []
+    return ", ".join(parts)
+
+
+# ======================================================================================================================
+# Decisions: in which state is it?
+# ======================================================================================================================
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known about one job: the objects as they were read within one call."""
+
+    trainjob: Object | None  # None: gone while it was watched
+    pods: Sequence[Object] = ()
+    workload: Object | None = None  # Kueue mode: None while there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `classify` makes of the evidence."""
+
+    state: State
+    cause: Cause | None = None
+    detail: str = ""
+
+
+def classify(evidence: Evidence) -> Verdict:
+    """Says in which state a job is. Never raises, whatever JSON the objects are. The first row that fits wins.
+
+    ====  ==================================================================================================  ==========
+    row   evidence                                                                                            state
+    ====  ==================================================================================================  ==========
+    1     the TrainJob is gone while it was watched                                                           stopped
+    2     it is being deleted                                                                                 stopping
+    3     it is Complete                                                                                      succeeded
+    4     it is Failed                                                                                        failed
+    5     Workload Finished without the TrainJob's end, or Evicted with a reason DeactivatedDueTo…            failed
+    6     pods are left, and it may not run now (held, gated, evicted, suspended); or it is marked `stop`     stopping
+    7     the hold is a number; or the Workload was deactivated by somebody else                              held
+    8     the start gate is closed                                                                            gated
+    9     a pod of the current epoch has a trainer container that has started and not ended                   running
+    10    it is admitted (plain mode: not suspended)                                                          starting
+    11    otherwise                                                                                           queued
+    ====  ==================================================================================================  ==========
+    """
+    trainjob, workload = evidence.trainjob, evidence.workload
+    if trainjob is None:
+        return Verdict(State.STOPPED)
+    if _is_deleted(trainjob):
+        return Verdict(State.STOPPING, detail="the TrainJob is being deleted")
+    if end := _condition(trainjob, "Complete"):
+        return Verdict(State.SUCCEEDED, detail=end)
+    if end := _condition(trainjob, "Failed"):
+        return Verdict(State.FAILED, Cause.UNKNOWN, end)
+    evicted = _condition(workload, "Evicted")
+    if end := _condition(workload, "Finished") or (evicted if evicted.startswith("DeactivatedDueTo") else ""):
+        return Verdict(State.FAILED, Cause.UNKNOWN, f"Workload {end}")
+    hold, suspended = hold_of(trainjob), _at(trainjob, "spec", "suspend") is True
+    admitted = bool(_condition(workload, "Admitted")) if workload else not (is_queued(trainjob) or suspended)
+    inactive = _at(workload, "spec", "active") is False
+    left = [_name(pod) for pod in evidence.pods if remains(pod)]
+    barred = hold is not None or is_gated(trainjob) or suspended or inactive or evicted or (workload and not admitted)
+    if hold == "stop" or (left and barred):
+        return Verdict(State.STOPPING, detail=f"pods left: {', '.join(left[:3])}" if left else "it is being stopped")
+    if hold is not None or inactive:
+        return Verdict(State.HELD, detail="its Workload is inactive" if hold is None else f"hold instance {hold}")
+    if is_gated(trainjob):
+        return Verdict(State.GATED, detail="not opened yet")
+    epoch = _patched_annotations(trainjob).get(EPOCH)
+    if any(is_training(pod) and _annotations(pod).get(EPOCH) == epoch for pod in evidence.pods):
+        return Verdict(State.RUNNING)
+    if admitted:
+        return Verdict(State.STARTING)
+    return Verdict(State.QUEUED, detail=_message(workload, "QuotaReserved"))
+
+
+def is_training(pod: Object) -> bool:
+    """Whether the pod's trainer container has started and not ended."""
+    containers = {str(c.get("name")): c for c in _objects(_at(pod, "status", "containerStatuses"))}
+    return remains(pod) and _at(containers.get(TRAINER_CONTAINER), "state", "running") is not None
+
+
+def status_of(handle: Handle, evidence: Evidence, now: datetime.datetime) -> Status:
+    """The Status that the evidence gives."""
+    verdict, counts, hold = classify(evidence), _patched_annotations(evidence.trainjob), hold_of(evidence.trainjob)
+    current = [pod for pod in evidence.pods if _annotations(pod).get(EPOCH) == counts.get(EPOCH)]
+    past_gate = [pod for pod in evidence.pods if remains(pod) and _annotations(pod).get(ADMISSION) == "0"]
+    pods = [
+        PodStatus(
+            _count(_annotations(pod).get(RANK)),
+            _name(pod),
+            str(_at(pod, "spec", "nodeName") or ""),
+            str(_at(pod, "status", "phase") or "Unknown"),
+        )
+        for pod in evidence.pods
+    ]
+    return Status(
+        handle,
+        verdict.state,
+        verdict.cause,
+        verdict.detail,
+        admission=_count(counts.get(ADMISSION)),
+        restart=max((_count(_labels(pod).get(RESTART)) or 0 for pod in current), default=None),
+        epoch=_count(counts.get(EPOCH)),
+        hold=hold if isinstance(hold, int) else None,
+        pods=tuple(sorted(pods, key=lambda pod: (pod.rank is None, pod.rank, pod.pod))),
+        ungated=is_queued(evidence.trainjob) and bool(past_gate),
+        final=verdict.state.final,
+        observed_at=now,
+    )
+
+
+# --- reading JSON that anybody may have written
+
+
+def _at(value: object, *path: str) -> Any:
+    """What is at a path of names; None where the path ends early."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _objects(value: object) -> list[Object]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _labels(obj: object) -> Object:
+    labels = _at(obj, "metadata", "labels")
+    return labels if isinstance(labels, dict) else {}
+
+
+def _annotations(obj: object) -> Object:
+    annotations = _at(obj, "metadata", "annotations")
+    return annotations if isinstance(annotations, dict) else {}
+
+
+def _name(obj: object) -> str:
+    return str(_at(obj, "metadata", "name") or "")
+
+
+def _uid(obj: object) -> str:
+    return str(_at(obj, "metadata", "uid") or "")
+
+
+def _owner_uid(obj: object) -> str:
+    """The UID of an object's controller; empty when it has none."""
+    owners = _objects(_at(obj, "metadata", "ownerReferences"))
+    return next((str(owner.get("uid")) for owner in owners if owner.get("controller") is True), "")
+
+
+def _is_deleted(obj: object) -> bool:
+    return _at(obj, "metadata", "deletionTimestamp") is not None
+
+
+def _condition(obj: object, name: str) -> str:
+    """`<reason>: <message>` of a condition that is True; empty when it is not."""
+    for condition in _objects(_at(obj, "status", "conditions")):
+        if condition.get("type") == name and condition.get("status") == "True":
+            return ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key)) or name
+    return ""
+
+
+def _message(obj: object, name: str) -> str:
+    """The message of a condition that is not True; empty when it is, or is not there."""
+    conditions = {str(c.get("type")): c for c in _objects(_at(obj, "status", "conditions"))}
+    return str(_at(conditions.get(name), "message") or "") if not _condition(obj, name) else ""
+
+
+def _gates(trainjob: object) -> list[str]:
+    text = _annotations(trainjob).get(GATED_BY)
+    return [gate.strip() for gate in text.split(",") if gate.strip()] if isinstance(text, str) else []
+
+
+def _count(value: object) -> int | None:
+    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value) else None
+
+
+def _patched_annotations(trainjob: object) -> Object:
+    """The pod annotations in the adapter's patch: those of its first replicated job, all are alike."""
+    for patch in _objects(_at(trainjob, "spec", "runtimePatches")):
+        if patch.get("manager") == PATCH_MANAGER:
+            jobs = _objects(_at(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs"))
+            return _annotations(_at(jobs[0], "template", "spec", "template")) if jobs else {}
+    return {}
+
+
+# ======================================================================================================================
+# Cluster access
+# ======================================================================================================================
+
+# --- shared: the same text in admission.py and adapter.py, compared by a test
+Query = Mapping[str, str] | None
+
+
+class ApiError(Exception):
+    """The API server refused: `status` is the HTTP code; `reason`, `message` and `details` are its Status object's."""
+
+    def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any], retry_after: float) -> None:
+        super().__init__(f"{message or reason} (HTTP {status})")
+        self.status, self.reason, self.message, self.details = status, reason, message, details
+        self.retry_after = retry_after  # seconds the server asks to be left alone; 0 when it does not say
+
+
+class NoAnswer(Exception):
+    """No answer, or only part of one: refused, cut, or silent for too long. A write may or may not have been done."""
+
+
+class Connection:
+    """Plain JSON requests over the kubernetes client's configuration, credentials and TLS pool. Thread-safe.
+
+    Not over its calls: the typed ones drop fields that they do not know, all of them repeat a write whose answer was
+    lost, and their signatures differ between 36 and 37. The pool below them is the same in both.
+    `request` never repeats anything, except after a 401: then `renew` loads the credentials again, and the request,
+    which was refused and so not carried out, is sent once more.
+    """
+
+    PAGE = 100  # objects per page of a list: memory does not grow with the cluster
+    PATIENCE = 20.0  # seconds for which a read is repeated
+    SILENCE = 70.0  # seconds without an event or a bookmark (the server sends one a minute) after which a watch is dead
+
+    def __init__(self, client: ApiClient, renew: Callable[[ApiClient], None] | None = None) -> None:
+        self._client, self._renew, self._renewing = client, renew, threading.Lock()
+
+    def request(
+        self, method: str, path: str, query: Query = None, body: object = None, *, timeout: float = 10.0
+    ) -> dict[str, Any]:
+        """Returns the answer's JSON object. `timeout`, in seconds, bounds each wait. Raises ApiError, NoAnswer."""
+        try:
+            response = self._send(method, path, query, body, timeout, stream=False)
+            if not 200 <= response.status < 300:
+                raise _api_error(response)
+            answer = json.loads(response.data)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, ConfigException) as error:
+            raise NoAnswer(f"{method} {path}: {error}") from error
+        if not isinstance(answer, dict):
+            raise NoAnswer(f"{method} {path}: the answer is no JSON object")
+        return answer
+
+    def read(self, path: str, query: Query = None, *, patience: float = PATIENCE) -> dict[str, Any]:
+        """Like `request("GET", …)`, but asks again for `patience` seconds while the server is away, busy or broken."""
+        until, delay = time.monotonic() + patience, 0.1
+        while True:
+            pause = delay * random.uniform(0.5, 1.5)
+            try:
+                return self.request("GET", path, query)
+            except ApiError as error:
+                pause = max(pause, error.retry_after)
+                if not (error.status == 429 or error.status >= 500) or time.monotonic() + pause > until:
+                    raise
+            except NoAnswer:
+                if time.monotonic() + pause > until:
+                    raise
+            time.sleep(pause)
+            delay = min(2 * delay, 5.0)
+
+    def pages(self, path: str, query: Query = None, *, limit: int = PAGE) -> Iterator[tuple[list[dict[str, Any]], str]]:
+        """Yields a list page by page, each with the list's resourceVersion. ApiError 410: too slow, list again."""
+        token = ""
+        while True:
+            page = self.read(path, {**(query or {}), "limit": str(limit), **({"continue": token} if token else {})})
+            metadata = page.get("metadata") or {}
+            yield page.get("items") or [], metadata.get("resourceVersion", "")
+            token = metadata.get("continue") or ""
+            if not token:
+                return
+
+    def watch(self, path: str, query: Query, version: str, until: float) -> Iterator[dict[str, Any]]:
+        """Yields one connection's watch events after `version`, bookmarks too, to `until` (monotonic) or its end.
+
+        Raises ApiError (410: the version is too old, list again) and NoAnswer (cut, or silent for SILENCE seconds).
+        """
+        left = max(until - time.monotonic(), 1.0)
+        options = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(math.ceil(left))}
+        try:
+            response = self._send(
+                "GET",
+                path,
+                {**(query or {}), **options, "resourceVersion": version},
+                None,
+                min(self.SILENCE, left + 5.0),
+                stream=True,
+            )
+            try:
+                if response.status != 200:
+                    raise _api_error(response)
+                for line in _lines(response.stream(2**16)):
+                    event = json.loads(line)
+                    if event.get("type") == "ERROR":
+                        raise _status_error(event.get("object") or {}, 0.0)
+                    yield event
+                    if time.monotonic() > until:
+                        return
+            finally:
+                response.close()
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, ConfigException) as error:
+            raise NoAnswer(f"watch {path}: {error}") from error
+
+    def _send(self, method: str, path: str, query: Query, body: object, timeout: float, *, stream: bool) -> Any:
+        response = self._send_once(method, path, query, body, timeout, stream)
+        if response.status == 401 and self._renew is not None:
+            response.drain_conn()
+            with self._renewing:
+                self._renew(self._client)
+            response = self._send_once(method, path, query, body, timeout, stream)
+        return response
+
+    def _send_once(self, method: str, path: str, query: Query, body: object, timeout: float, stream: bool) -> Any:
+        configuration = self._client.configuration
+        headers = {**self._client.default_headers, "Accept": "application/json", "Content-Type": "application/json"}
+        for setting in configuration.auth_settings().values():  # this call also re-reads a token that expires
+            headers[setting["key"]] = setting["value"]
+        return self._client.rest_client.pool_manager.request(
+            method,
+            f"{configuration.host}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else ""),
+            body=None if body is None else json.dumps(body).encode(),
+            headers=headers,
+            timeout=urllib3.Timeout(connect=min(timeout, 5.0), read=timeout),
+            retries=False,
+            redirect=False,
+            preload_content=not stream,
+        )
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Cuts a stream into its non-empty lines; what follows the last line end is half an event and is dropped."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from filter(bytes.strip, lines)
+
+
+def _api_error(response: Any) -> ApiError:
+    after = response.headers.get("Retry-After", "")
+    text = response.data.decode(errors="replace")
+    try:
+        status = json.loads(text)
+    except ValueError:
+        status = None
+    if not isinstance(status, dict):
+        status = {"message": text[:200]}
+    return _status_error(
+        {**status, "code": response.status}, float(after) if after.isascii() and after.isdigit() else 0.0
+    )
+
+
+def _status_error(status: Mapping[str, Any], retry_after: float) -> ApiError:
+    code = status.get("code")
+    return ApiError(
+        code if isinstance(code, int) else 500,
+        str(status.get("reason") or ""),
+        str(status.get("message") or ""),
+        status.get("details") or {},
+        retry_after,
+    )
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a request's path. Raises ValueError for what no object's name can be, such as `..`."""
+    if not re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", name) or len(name) > 253:
+        raise ValueError(f"{name!r} is no object's name")
+    return name
+
+
+# --- end of shared
+
+TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
+JOBSET = "/apis/jobset.x-k8s.io/v1alpha2"
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+BATCH = "/apis/batch/v1"
+CORE = "/api/v1"
+
+
+def credentials(settings: Settings) -> Connection:
+    """Loads the credentials: the settings' kubeconfig, else $KUBECONFIG, else the pod's account, else ~/.kube/config.
+
+    Contacts nobody. Raises Invalid for the settings' own, Unauthorized for what the environment has.
+    """
+
+    def load(configuration: Configuration) -> None:
+        file = settings.kubeconfig or os.environ.get("KUBECONFIG")
+        if not file and not settings.context:
+            with contextlib.suppress(ConfigException):  # not in a pod
+                load_incluster_config(client_configuration=configuration)
+                return
+        load_kube_config(file or "~/.kube/config", settings.context, configuration)
+
+    configuration = Configuration()
+    try:
+        load(configuration)
+    except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        # the client's loader raises whatever a file's odd shape trips it with
+        why = str(error).strip() or type(error).__name__
+        if settings.kubeconfig or settings.context:
+            raise Invalid(f"kubeflow settings: kubeconfig {settings.kubeconfig or ''}: {why}") from error
+        raise Unauthorized(f"no usable credentials: {why}: set $KUBECONFIG, or kubeconfig in the settings") from error
+    client = ApiClient(configuration)
+    client.user_agent = f"{PROGRAM}/{VERSION}"
+
+    def renew(client: ApiClient) -> None:
+        with contextlib.suppress(ConfigException, OSError, yaml.YAMLError):  # then the 401 stands
+            load(client.configuration)
+
+    return Connection(client, renew)
+
+
+def read_runtime(api: Connection, namespace: str, runtime: Runtime) -> Object | None:
+    """A (Cluster)TrainingRuntime; None when there is none."""
+    scope = f"/namespaces/{segment(namespace)}" if runtime.kind == "TrainingRuntime" else ""
+    return _or_none(api, f"{TRAINER}{scope}/{RUNTIME_KINDS[runtime.kind]}/{segment(runtime.name)}")
+
+
+def create_trainjob(api: Connection, trainjob: Object) -> Object:
+    """Creates a TrainJob; returns it as the server has it."""
+    namespace = segment(trainjob["metadata"]["namespace"])
+    return api.request("POST", f"{TRAINER}/namespaces/{namespace}/trainjobs", None, trainjob)
+
+
+def read_trainjob(api: Connection, namespace: str, name: str) -> Object | None:
+    """A TrainJob as it is now (a quorum read, so never older than what was last written); None when there is none."""
+    return _or_none(api, f"{TRAINER}/namespaces/{segment(namespace)}/trainjobs/{segment(name)}")
+
+
+def update_trainjob(api: Connection, trainjob: Object) -> Object:
+    """Writes a TrainJob, on the version that was read; returns the new one."""
+    namespace, name = trainjob["metadata"]["namespace"], trainjob["metadata"]["name"]
+    return api.request("PUT", f"{TRAINER}/namespaces/{segment(namespace)}/trainjobs/{segment(name)}", None, trainjob)
+
+
+def update_workload(api: Connection, workload: Object) -> Object:
+    """Writes a Workload, on the version that was read; returns the new one."""
+    namespace, name = workload["metadata"]["namespace"], workload["metadata"]["name"]
+    return api.request("PUT", f"{KUEUE}/namespaces/{segment(namespace)}/workloads/{segment(name)}", None, workload)
+
+
+def list_trainjobs(api: Connection, namespace: str, selector: str) -> list[Object]:
+    """The TrainJobs with these labels. No probes."""
+    return _all(api, f"{TRAINER}/namespaces/{segment(namespace)}/trainjobs", f"{selector},!{PROBE}")
+
+
+def list_jobsets(api: Connection, namespace: str, selector: str) -> list[Object]:
+    """The JobSets with these labels."""
+    return _all(api, f"{JOBSET}/namespaces/{segment(namespace)}/jobsets", selector)
+
+
+def list_jobs(api: Connection, namespace: str, jobset: str) -> list[Object]:
+    """The Jobs of the JobSet of this name."""
+    return _all(api, f"{BATCH}/namespaces/{segment(namespace)}/jobs", f"{JOBSET_NAME}={jobset}")
+
+
+def list_pods(api: Connection, namespace: str, selector: str) -> list[Object]:
+    """The pods with these labels."""
+    return _all(api, f"{CORE}/namespaces/{segment(namespace)}/pods", selector)
+
+
+def list_workloads(api: Connection, namespace: str, uid: str) -> list[Object]:
+    """The Workloads of the job with this UID: one, or none yet."""
+    return _all(api, f"{KUEUE}/namespaces/{segment(namespace)}/workloads", f"{JOB_UID}={uid}")
+
+
+def delete_trainjob(api: Connection, trainjob: Object) -> None:
+    """Deletes this very TrainJob, and in the background what it owns.
+
+    Not in the foreground: Trainer recreates a JobSet that goes while its TrainJob, being deleted, is still there.
+    """
+    _delete(api, f"{TRAINER}/namespaces/{{}}/trainjobs/{{}}", trainjob)
+
+
+def delete_jobset(api: Connection, jobset: Object) -> None:
+    """Deletes this very JobSet, and in the background what it owns."""
+    _delete(api, f"{JOBSET}/namespaces/{{}}/jobsets/{{}}", jobset)
+
+
+def delete_pod(api: Connection, pod: Object) -> None:
+    """Deletes this very pod, with its grace period: a shorter one would say it is gone while it runs."""
+    _delete(api, f"{CORE}/namespaces/{{}}/pods/{{}}", pod)
+
+
+def _delete(api: Connection, path: str, obj: Object) -> None:
+    metadata = obj["metadata"]
+    options = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
+    try:
+        api.request("DELETE", path.format(segment(metadata["namespace"]), segment(metadata["name"])), None, options)
+    except ApiError as error:
+        if not (_is_absent(error) or error.status == 409):  # 409: another object has its name now
+            raise
+
+
+def _all(api: Connection, path: str, selector: str) -> list[Object]:
+    return [item for items, _ in api.pages(path, {"labelSelector": selector}) for item in items]
+
+
+def _or_none(api: Connection, path: str) -> Object | None:
+    try:
+        return api.read(path)
+    except ApiError as error:
+        if not _is_absent(error):
+            raise
+        return None
+
+
+def _is_absent(error: ApiError) -> bool:
+    """Whether the object is not there. An API that is not served at all is a 404 too, but without a Status object."""
+    return error.status == 404 and error.reason == "NotFound"
+
+
+class Again:
+    """Decides whether a write is made once more, from a fresh read: after a conflict, no answer, or a busy server."""
+
+    def __init__(self, seconds: float = 30.0) -> None:
+        self._until, self._delay = time.monotonic() + seconds, 0.05
+
+    def pause(self, error: ApiError | NoAnswer) -> None:
+        """Waits a little; raises the error when trying again is no use, or the time is up."""
+        pause = self._delay * random.uniform(0.5, 1.5)
+        if isinstance(error, ApiError):
+            pause = max(pause, error.retry_after)
+            if error.status not in (409, 429) and error.status < 500:
+                raise error
+        if time.monotonic() + pause > self._until:
+            raise error
+        time.sleep(pause)
+        self._delay = min(2 * self._delay, 5.0)
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns what the server said, or did not say, about an object into a DispatchError."""
+    try:
+        yield
+    except NoAnswer as error:
+        raise Unreachable(f"{what}: no answer from the API server: {error}: try again") from error
+    except ApiError as error:
+        raise _explanation(error, what) from error
+
+
+def _explanation(error: ApiError, what: str) -> DispatchError:
+    text = error.message or error.reason or f"HTTP {error.status}"
+    match error.status:
+        case 401:
+            return Unauthorized(f"{what}: the API server does not accept the credentials: renew them")
+        case 403 if "cannot " in text and "admission webhook" not in text:  # RBAC's own words
+            return Unauthorized(f"{what}: {text}: grant it, see examples/adapter-role.yaml")
+        case 404 if _is_absent(error):
+            return NotFound(f"{what}: {text}")
+        case 404:
+            return Unsupported(f"{what}: the cluster does not serve this API: install Trainer, JobSet (and Kueue)")
+        case 409:
+            return Conflict(f"{what}: it kept changing meanwhile: {text}: try again")
+        case 429:
+            return Unreachable(f"{what}: the API server is busy: {text}: try again")
+        case status if status >= 500:
+            return Unreachable(f"{what}: the API server failed: {text}: try again")
+        case _:
+            return Invalid(f"{what}: the cluster refuses it: {text}")
+
+
+# ======================================================================================================================
+# The backend
+# ======================================================================================================================
+
+SETTLE = 30.0  # seconds, besides the pods' own grace periods, that `stop` waits for quiet, and then for all to be gone
+
+
+def connect(
+    settings: Settings | str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    read_only: bool = False,
+    api_client: ApiClient | None = None,
+) -> Backend:
+    """Opens a backend on a settings file, or the same as a dict.
+
+    Raises Invalid (the settings; nobody was contacted) and Unauthorized (no credentials).
+    """
+    if not isinstance(settings, Settings):
+        settings = Settings.load(settings)
+    return Backend(settings, Connection(api_client) if api_client else credentials(settings), read_only=read_only)
+
+
+class Backend:
+    """The jobs of one namespace. Made by `connect`. Every method may raise Unauthorized and Unreachable."""
+
+    def __init__(self, settings: Settings, api: Connection, *, read_only: bool = False) -> None:
+        self.settings, self.read_only = settings, read_only
+        self._api, self._namespace = api, settings.namespace
+
+    # --- operations
+
+    def start(self, spec: JobSpec) -> Handle:
+        """Creates the job, such that it cannot run before `open`. The same job, submission and spec: the same handle.
+
+        Raises Conflict (another spec under this name; an earlier submission that may still run), Invalid, Unsupported
+        (the runtime cannot run it, or the cluster made something else of it: then it is gone again).
+        """
+        self._may_write("start")
+        what = f"TrainJob {self._namespace}/{spec.name}"
+        if spec.priority and not self.settings.kueue:
+            raise Unsupported(f"{what}: priority {spec.priority} needs Kueue: add a kueue section to the settings")
+        if spec.submission > 1:
+            self._refuse_overlap(spec)
+        with explained(f"{spec.runtime}, for {what}"):
+            runtime = read_runtime(self._api, self._namespace, spec.runtime)
+        why = "there is none of that name" if runtime is None else refusal(runtime, spec)
+        if runtime is None or why:
+            existing = self._read(spec.name)
+            if existing is None:
+                raise Unsupported(f"{spec.runtime} cannot run {what}: {why}")
+            return self._existing(spec, existing)
+        trainjob = render(spec, runtime, self.settings)
+        with explained(what):
+            answer, created = self._create(trainjob)
+        if not created:
+            return self._existing(spec, answer)
+        if fault := answer_fault(trainjob, answer):
+            self._withdraw(answer, fault)
+        return self._handle(answer)
+
+    def open(self, handle: Handle) -> None:
+        """Opens the start gate: the job may run now (when it is held: once it is released). Again: changes nothing.
+
+        Raises NotFound and Conflict (it is being stopped or deleted; its Workload is not there yet).
+        """
+        self._may_write("open")
+
+        def change(trainjob: Object) -> Object | None:
+            self._refuse_other_mode(handle, trainjob)
+            if is_gated(trainjob) and isinstance(hold_of(trainjob), int) and is_queued(trainjob):
+                self._deactivate(handle, needed=True)  # first: open and active, it would reserve quota
+            return opened(trainjob)
+
+        self._update(handle, change)
+
+    def stop(self, handle: Handle) -> None:
+        """Stops the job and removes all of it, gracefully. Returns when nothing is left. Twice is fine.
+
+        Raises Unreachable naming what is left when that takes longer than the pods' grace periods and a minute, and
+        NotFound when the name is another object's now, which is left alone.
+        """
+        self._may_write("stop")
+        self._of_this_namespace(handle)
+        trainjob = self._read(handle.name)
+        if trainjob is not None and _uid(trainjob) == handle.uid:
+            self._quieten(handle)
+            with explained(f"TrainJob {handle}"):
+                self._insist(lambda: delete_trainjob(self._api, trainjob))
+        self._clear_away(handle.name, handle.uid)
+        if trainjob is not None and _uid(trainjob) != handle.uid:
+            raise NotFound(f"TrainJob {handle}: its name is another object's, {_uid(trainjob)}, which was left alone")
+
+    def stop_job(self, job: str) -> None:
+        """Stops every submission of a job, the latest first, and what is left of those whose TrainJob is gone."""
+        self._may_write("stop")
+        errors = []
+        for name, uid in self._submissions(job):
+            try:
+                if uid:
+                    self.stop(Handle(self._namespace, name, uid))
+                else:
+                    self._clear_away(name, uid)
+            except Unreachable as error:  # the others are to be stopped all the same
+                errors.append(error)
+            except NotFound:  # a successor: it came meanwhile
+                pass
+        if errors:
+            raise errors[0] if len(errors) == 1 else Unreachable("; ".join(str(error.args[0]) for error in errors))
+
+    def find(self, job: str) -> tuple[Handle, ...]:
+        """Every submission of a job, oldest first."""
+        return self._handles(f"{JOB}={_ulid(job, 'job')}")
+
+    def list(self) -> tuple[Handle, ...]:
+        """Every submission of every job in the namespace, by name."""
+        return self._handles(JOB)
+
+    def inspect(self, handle: Handle) -> Status:
+        """The job's status now. Raises NotFound when it is gone, or its name is another object's."""
+        trainjob = self._trainjob(handle)
+        with explained(f"the state of TrainJob {handle}"):
+            pods = list_pods(self._api, self._namespace, _selector(handle.name))
+            workload = None
+            if is_queued(trainjob) and self.settings.kueue and not is_final(trainjob):
+                workload = next(iter(list_workloads(self._api, self._namespace, handle.uid)), None)
+        if workload is not None and _condition(workload, "Finished"):
+            trainjob = self._trainjob(handle)  # it may have ended between the two reads
+        return status_of(handle, Evidence(trainjob, pods, workload), datetime.datetime.now(datetime.UTC))
+
+    # --- what they share
+
+    def _may_write(self, call: str) -> None:
+        if self.read_only:
+            raise ReadOnly(f"{call} in namespace {self._namespace}: the backend was opened read-only")
+
+    def _of_this_namespace(self, handle: Handle) -> None:
+        if handle.namespace != self._namespace:
+            raise Invalid(f"handle {handle}: the settings are for namespace {self._namespace}")
+
+    def _read(self, name: str) -> Object | None:
+        with explained(f"TrainJob {self._namespace}/{name}"):
+            return read_trainjob(self._api, self._namespace, name)
+
+    def _trainjob(self, handle: Handle) -> Object:
+        """The handle's TrainJob as it is now, never one that followed under its name."""
+        self._of_this_namespace(handle)
+        trainjob = self._read(handle.name)
+        if trainjob is None:
+            raise NotFound(f"TrainJob {handle}: it was deleted: `find` tells what there is of job {handle.job}")
+        if _uid(trainjob) != handle.uid:
+            raise NotFound(f"TrainJob {handle}: its name is another object's now, {_uid(trainjob)}: `find` it anew")
+        return trainjob
+
+    def _handle(self, trainjob: Object) -> Handle:
+        return Handle(self._namespace, _name(trainjob), _uid(trainjob))
+
+    def _handles(self, selector: str) -> tuple[Handle, ...]:
+        with explained(f"TrainJobs in namespace {self._namespace}"):
+            found = list_trainjobs(self._api, self._namespace, selector)
+        handles = [self._handle(trainjob) for trainjob in found if _is_ours(trainjob)]
+        return tuple(sorted(handles, key=lambda handle: (handle.job, handle.submission)))
+
+    def _refuse_other_mode(self, handle: Handle, trainjob: Object) -> None:
+        """Kueue undoes what plain mode does to a job of its own; and without a queue nobody would admit one."""
+        if _is_deleted(trainjob) or hold_of(trainjob) == "stop":
+            raise Conflict(f"TrainJob {handle}: it is being stopped: start submission {handle.submission + 1} then")
+        if is_queued(trainjob) != (self.settings.kueue is not None):
+            mode = "in Kueue mode" if is_queued(trainjob) else "in plain mode"
+            raise Conflict(f"TrainJob {handle}: it was started {mode}: use the settings that it was started with")
+
+    def _update(self, handle: Handle, change: Callable[[Object], Object | None], seconds: float = 30.0) -> None:
+        """Writes what `change` makes of the TrainJob as it is now, until it is written or `change` says None: it is so.
+
+        A lost answer needs no more: if the write was done, the next read shows it; if it is done later, it conflicts.
+        """
+        again = Again(seconds)
+        with explained(f"TrainJob {handle}"):
+            while (changed := change(self._trainjob(handle))) is not None:
+                try:
+                    update_trainjob(self._api, changed)
+                except (ApiError, NoAnswer) as error:
+                    again.pause(error)
+                else:
+                    return
+
+    def _insist(self, write: Callable[[], None]) -> None:
+        """Makes a write, which it does no harm to repeat, until it was answered."""
+        again = Again()
+        while True:
+            try:
+                return write()
+            except (ApiError, NoAnswer) as error:
+                again.pause(error)
+
+    # --- start
+
+    def _create(self, trainjob: Object) -> tuple[Object, bool]:
+        """Creates it, or finds that its name is taken: by itself, when an answer was lost, or another. Is it new?"""
+        again = Again()
+        while True:
+            try:
+                return create_trainjob(self._api, trainjob), True
+            except (ApiError, NoAnswer) as error:
+                if isinstance(error, ApiError) and error.status == 409:
+                    existing = read_trainjob(self._api, self._namespace, _name(trainjob))
+                    if existing is not None:
+                        return existing, False
+                again.pause(error)
+
+    def _existing(self, spec: JobSpec, trainjob: Object) -> Handle:
+        """The handle of an object that is there already, if it is the one that the spec asks for."""
+        what = f"TrainJob {self._namespace}/{spec.name}"
+        theirs = _annotations(trainjob).get(SPEC)
+        if theirs != spec_hash(spec):
+            raise Conflict(
+                f"{what}: it exists with another spec ({theirs or 'not dispatch’s'}, not {spec_hash(spec)}): "
+                f"start it with that spec, or take submission {spec.submission + 1} when this one has ended"
+            )
+        if _is_deleted(trainjob):
+            raise Conflict(f"{what}: it is being deleted: take submission {spec.submission + 1}")
+        if is_queued(trainjob) and _annotations(trainjob).get(GATE) and not self.settings.kueue:
+            self._withdraw(trainjob, answer_fault({}, trainjob))  # a crash came between the create and this
+        self._refuse_other_mode(self._handle(trainjob), trainjob)
+        return self._handle(trainjob)
+
+    def _withdraw(self, trainjob: Object, fault: str) -> Never:
+        """Removes what a create made of our job, and says why."""
+        what = f"TrainJob {self._namespace}/{_name(trainjob)}"
+        try:
+            with explained(what):
+                self._insist(lambda: delete_trainjob(self._api, trainjob))
+            self._clear_away(_name(trainjob), _uid(trainjob))
+        except DispatchError as error:
+            raise Unsupported(f"{what}: {fault}. It could not be removed: {error.args[0]}") from error
+        raise Unsupported(f"{what}: {fault}. It was removed again")
+
+    def _refuse_overlap(self, spec: JobSpec) -> None:
+        """Two submissions of a job must not run at a time, and a later one must have the larger epoch."""
+        job = f"{JOB}={spec.job}"
+        with explained(f"the other submissions of job {spec.job} in namespace {self._namespace}"):
+            trainjobs = [t for t in list_trainjobs(self._api, self._namespace, job) if _is_ours(t)]
+            if any(_name(t) == spec.name for t in trainjobs):
+                return  # then it is the existing one that counts
+            others = f"{job},{SUBMISSION}!={spec.submission}"
+            pods = list_pods(self._api, self._namespace, others)
+            jobsets = list_jobsets(self._api, self._namespace, others)
+        what = f"TrainJob {self._namespace}/{spec.name}"
+        latest = max((self._handle(t).submission for t in trainjobs), default=0)
+        if latest > spec.submission:
+            raise Conflict(f"{what}: submission {latest} of its job exists already: take {latest + 1}")
+        if running := may_still_run(trainjobs, jobsets, pods):
+            raise Conflict(f"{what}: {running}: wait for its end, or stop the job's other submissions first")
+
+    # --- open, stop
+
+    def _deactivate(self, handle: Handle, *, needed: bool = False, seconds: float = 30.0) -> None:
+        """Makes the job's Workload inactive: Kueue takes its quota back, suspends the job, and keeps it so."""
+        again = Again(seconds)
+        with explained(f"the Workload of TrainJob {handle}"):
+            while True:
+                found = list_workloads(self._api, self._namespace, handle.uid)
+                if not found and needed:
+                    again.pause(NoAnswer("Kueue has not made it yet"))
+                    continue
+                try:
+                    for workload in found:
+                        if _at(workload, "spec", "active") is not False and not _is_deleted(workload):
+                            update_workload(self._api, {**workload, "spec": {**workload["spec"], "active": False}})
+                except (ApiError, NoAnswer) as error:
+                    again.pause(error)
+                else:
+                    return
+
+    def _quieten(self, handle: Handle) -> None:
+        """Has the job suspended, for good, and waits until its pods have ended: bounded, and it need not succeed.
+
+        Deleting it then starts no pod. When the mark is refused (its runtime is gone, a webhook is away), or the time
+        is up, deleting it at once is the next best: nothing follows a TrainJob that is gone.
+        """
+        started, pause = time.monotonic(), 0.1
+        gated = ended = False
+
+        def mark(trainjob: Object) -> Object | None:
+            nonlocal gated, ended
+            gated, ended = is_gated(trainjob), is_final(trainjob)
+            return marked_stopping(trainjob)
+
+        with contextlib.suppress(DispatchError):
+            self._update(handle, mark, seconds=10.0)
+            while True:
+                if self.settings.kueue and not (gated or ended):  # again each time: Kueue may have made it anew
+                    self._deactivate(handle, seconds=10.0)
+                with explained(f"the pods of TrainJob {handle}"):
+                    pods = [p for p in list_pods(self._api, self._namespace, _selector(handle.name)) if remains(p)]
+                if not pods or time.monotonic() > started + SETTLE + _grace(pods):
+                    return
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+
+    def _clear_away(self, name: str, uid: str) -> None:
+        """Waits until nothing of a submission is left, and deletes what its TrainJob's deletion left behind."""
+        started, pause = time.monotonic(), 0.05
+        with explained(f"what is left of TrainJob {self._namespace}/{name}"):
+            while True:
+                left = leftovers(uid, self._read(name), self._labelled(name, uid))
+                if not any(left.values()):
+                    return
+                if time.monotonic() > started + SETTLE + _grace(left["Pod"]):
+                    seconds = round(time.monotonic() - started)
+                    raise Unreachable(
+                        f"TrainJob {self._namespace}/{name}: after {seconds} s there is left: {described(left)}: "
+                        "see what keeps it, then stop the job again"
+                    )
+                with contextlib.suppress(NoAnswer):  # the next round sees whether it was done
+                    for jobset in left["JobSet"]:
+                        if not left["TrainJob"] and not _is_deleted(jobset):  # Trainer would make it anew
+                            delete_jobset(self._api, jobset)
+                    for pod in left["Pod"]:
+                        if not (left["JobSet"] or left["Job"] or _is_deleted(pod)):  # its Job would replace it
+                            delete_pod(self._api, pod)
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+
+    def _labelled(self, name: str, uid: str) -> dict[str, Sequence[Object]]:
+        """All that bears the labels of a submission, by kind. Pods first: their JobSet is then in the later list."""
+        api, namespace, selector = self._api, self._namespace, _selector(name)
+        pods, jobs = list_pods(api, namespace, selector), list_jobs(api, namespace, name)
+        return {
+            "JobSet": list_jobsets(api, namespace, selector),
+            "Job": jobs,
+            "Pod": pods,
+            "Workload": list_workloads(api, namespace, uid) if uid and self.settings.kueue else [],
+        }
+
+    def _submissions(self, job: str) -> Sequence[tuple[str, str]]:
+        """Name and UID of every submission of which anything is left, the latest first. No UID: only pods are."""
+        selector = f"{JOB}={_ulid(job, 'job')}"
+        found = {handle.name: handle.uid for handle in self.find(job)}
+        with explained(f"what is left of job {job} in namespace {self._namespace}"):
+            jobsets = list_jobsets(self._api, self._namespace, selector)
+            for obj in [*jobsets, *list_pods(self._api, self._namespace, selector)]:
+                labels = _labels(obj)
+                name = f"dj-{labels.get(JOB)}-s{labels.get(SUBMISSION)}"
+                if JOB_NAME.fullmatch(name):
+                    found.setdefault(name, _owner_uid(obj) if JOBSET_NAME not in labels else "")
+        return sorted(found.items(), key=lambda item: int(item[0][31:]), reverse=True)
+
+
+def _is_ours(trainjob: Object) -> bool:
+    """Whether the name and the job's label say the same."""
+    match = JOB_NAME.fullmatch(_name(trainjob))
+    return match is not None and match[1] == _labels(trainjob).get(JOB)
+
+
+def _selector(name: str) -> str:
+    return f"{JOB}={name[3:29]},{SUBMISSION}={name[31:]}"
+
+
+def _grace(pods: Iterable[Object]) -> float:
+    """The longest of their grace periods, in seconds."""
+    paths = (("metadata", "deletionGracePeriodSeconds"), ("spec", "terminationGracePeriodSeconds"))
+    periods = [_at(pod, *path) for pod in pods for path in paths]
+    return float(max((period for period in periods if isinstance(period, int)), default=0))
+
+
+# ======================================================================================================================
+# Command line
+# ======================================================================================================================
+
+DONE, ERROR, USAGE, OBSERVE_ONLY, REFUSED, JOB_FAILED, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+
+
+def _exit_code(error: DispatchError) -> int:
+    match error:
+        case Unreachable():
+            return UNREACHABLE
+        case ReadOnly():
+            return OBSERVE_ONLY
+        case Invalid():
+            return USAGE
+        case Unsupported() | Unauthorized() | Conflict():
+            return REFUSED
+        case _:
+            return ERROR
+
+
+def _arguments() -> argparse.ArgumentParser:
+    import argparse  # here: who imports the adapter needs no command line
+
+    parser = argparse.ArgumentParser("adapter.py", description="Starts, finds, inspects and stops training jobs.")
+    parser.add_argument("-c", "--config", default="config.json", help="the settings file (default: config.json)")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="how results are printed")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, argument, text in (
+        ("start", "SPEC", "create the job of a JSON file (- is stdin), such that it cannot run yet; prints its handle"),
+        ("open", "HANDLE", "let a started job run"),
+        ("find", "JOB", "print the handles of a job's submissions, oldest first"),
+        ("list", "", "print the handles of all jobs in the namespace"),
+        ("inspect", "HANDLE", "print a job's status"),
+        ("stop", "HANDLE|JOB", "stop one submission, or all of a job, and remove what is left"),
+    ):
+        sub = verbs.add_parser(verb, help=text, description=text)
+        if argument:
+            sub.add_argument("what", metavar=argument)
+    return parser
+
+
+def _run(backend: Backend, verb: str, what: str) -> Any:
+    """Carries out one verb; returns what there is to print."""
+    match verb:
+        case "start":
+            return backend.start(_spec_file(what))
+        case "open":
+            return backend.open(Handle.parse(what))
+        case "find":
+            return backend.find(what)
+        case "list":
+            return backend.list()
+        case "inspect":
+            return backend.inspect(Handle.parse(what))
+        case _:
+            return backend.stop(Handle.parse(what)) if "@" in what else backend.stop_job(what)
+
+
+def _spec_file(name: str) -> JobSpec:
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return JobSpec.from_json(json.loads(text))
+    except (OSError, ValueError) as error:
+        raise Invalid(f"job spec {name}: {error}") from error
+
+
+def _text(value: Any) -> Iterator[str]:
+    """A result as lines for a person."""
+    match value:
+        case Status():
+            yield f"{'state':<10}{value.state}" + (f" ({value.cause})" if value.cause else "")
+            for name in ("detail", "hold", "admission", "epoch", "restart"):
+                if getattr(value, name) not in (None, ""):
+                    yield f"{name:<10}{getattr(value, name)}"
+            for pod in value.pods:
+                yield f"{'pod':<10}{pod.pod} {pod.phase}" + (f" on {pod.node}" if pod.node else "")
+            if value.ungated:
+                yield "warning   a pod runs that the readmission gate was not asked about"
+        case tuple():
+            yield from map(str, value)
+        case Handle():
+            yield str(value)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: results on stdout, errors on stderr. Returns the exit code."""
+    options = _arguments().parse_args(arguments)
+    try:
+        result = _run(connect(options.config), options.verb, getattr(options, "what", ""))
+    except DispatchError as error:
+        print(error, file=sys.stderr)
+        return _exit_code(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if options.output == "json":
+        values = [v.to_json() for v in result] if isinstance(result, tuple) else result and result.to_json()
+        print(json.dumps(values))
+    else:
+        for line in _text(result):
+            print(line)
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
