@@ -120,14 +120,17 @@ class Api:
         *,
         query: dict[str, str] | None = None,
         content: str = "application/json",
+        accept: str = "application/json, */*",
         timeout: float = 30,
     ) -> Any:
         """One HTTP request; the answer is decoded when it is JSON, else it is text."""
         url = self.server + path + ("?" + urllib.parse.urlencode(query) if query else "")
         data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
-        response = self._pool.request(method, url, body=data, headers=self._headers(content), timeout=timeout)
+        headers = {**self._headers(content), "Accept": accept}
+        response = self._pool.request(method, url, body=data, headers=headers, timeout=timeout)
         text = response.data
-        answer = json.loads(text) if response.headers.get("Content-Type") == "application/json" else text.decode()
+        is_json = response.headers.get("Content-Type", "").startswith("application/json")
+        answer = json.loads(text) if is_json else text.decode()
         if response.status >= 300:
             status: Object = answer if isinstance(answer, dict) else {"message": answer}
             raise ApiError(f"{method} {path}", response.status, status.get("reason", ""), status.get("message", ""))

@@ -22,7 +22,7 @@ from urllib3.exceptions import HTTPError
 from . import build, components, manifests, supervisor
 from .api import Api, ApiError, Object
 from .cluster import Cluster, ComponentDied
-from .components import CONTROLLERS, PORTS, Command, Components, Programs
+from .components import CONTROLLERS, KUBELET_CLIENT, PORTS, Command, Components, Programs
 from .nodes import KWOK_NODES
 from .supervisor import Processes
 from .waiting import WaitTimeout, wait
@@ -31,6 +31,9 @@ KUEUE_BINARY, KUEUE_SOURCE = "DISPATCH_TEST_KUEUE_BIN", "DISPATCH_TEST_KUEUE_SRC
 NAMESPACES = ("jobset-system", "kubeflow-system", "kueue-system", "dispatch-system")
 # For tests that need one job to preempt another. None is called "default": Kueue 0.20 would apply it to every job.
 PRIORITIES = {"low": 1, "high": 1000}
+
+# What client-go asks for.
+DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 FILES = components.FILES | {supervisor.LOGS, supervisor.STATE, supervisor.SOCKET}
 
@@ -182,7 +185,8 @@ class _Starting:
                 _finish(made)
                 _finish([pool.submit(self.cluster.ready, name) for name in (*CONTROLLERS, "kube-controller-manager")])
                 self.progress("installing the runtime, priorities and nodes")
-                objects = manifests.runtimes(self.components) + [_priority(*item) for item in PRIORITIES.items()]
+                objects = [*manifests.runtimes(self.components), _KUBELET_ACCESS]
+                objects += [_priority(*item) for item in PRIORITIES.items()]
                 _finish([pool.submit(self.api.create, obj) for obj in objects])
                 for name in KWOK_NODES:
                     self.cluster.nodes.create(name, ready=False)
@@ -203,19 +207,31 @@ class _Starting:
         for crd in parsed.result():
             self.api.create(crd)
         for crd in parsed.result():
-            served = functools.partial(self.established, crd["metadata"]["name"])
+            served = functools.partial(self.discovered, crd["spec"]["group"], crd["spec"]["names"]["plural"])
             wait(served, f"{crd['metadata']['name']} is served", check=self.cluster.check)
         self.launch(name)
         if name in manifests.WEBHOOKS:
             for configuration in manifests.webhooks(self.components, name):
                 self.api.create(configuration)
 
-    def established(self, crd: str) -> bool:
-        conditions = self.api.get("CustomResourceDefinition", crd)["status"]["conditions"] or []
-        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+    def discovered(self, group: str, plural: str) -> bool:
+        """Whether clients find a resource: a moment after it is established, and a controller gives up without it."""
+        found = self.api.request("GET", "/apis", accept=DISCOVERY)
+        served = [item for item in found["items"] if item["metadata"]["name"] == group]
+        return any(r["resource"] == plural for item in served for v in item["versions"] for r in v["resources"])
 
     def namespace(self, name: str) -> None:
         self.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+
+# Lets the API server, by its client certificate, ask a kubelet that checks who asks.
+_KUBELET_ACCESS: Object = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": "dispatch-test-kubelet-client"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin"},
+    "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": KUBELET_CLIENT}],
+}
 
 
 def _priority(name: str, value: int) -> Object:
