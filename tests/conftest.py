@@ -33,7 +33,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     if reason := pytestconfig.stash.get(_UNBUILT, ""):
         pytest.fail(reason, pytrace=False)
     if os.environ.get("DISPATCH_TEST_KUBECONFIG"):
-        pytest.fail("$DISPATCH_TEST_KUBECONFIG: running on an existing cluster is not supported yet: unset it", False)
+        reason = "$DISPATCH_TEST_KUBECONFIG: running on an existing cluster is not supported yet: unset it"
+        pytest.fail(reason, pytrace=False)
     try:
         started = local.start(tmp_path_factory.mktemp("cluster"))
     except local.LocalError as error:

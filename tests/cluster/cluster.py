@@ -171,7 +171,7 @@ class Cluster:
         """Raises ComponentDied when a component ended that nobody asked to."""
         for process in self.status():
             if process.essential and process.state == "died":
-                log = supervisor.tail(self.folder, process.name)
+                log = supervisor.tail(process.log, process.log_start)
                 raise ComponentDied(f"{process.name} ended with exit code {process.exit_code}. Its log ends:\n{log}")
 
     def _restart(self, component: str, override: Override) -> None:

@@ -33,6 +33,7 @@ PORTS = (*NAMES, "etcd-peer")
 # A documentation range (RFC 2544): unlike 10.0.0.0/24 it is nobody's router, should a pod's service address leak.
 SERVICE_RANGE, SERVICE_ADDRESS = "198.18.0.0/24", "198.18.0.1"
 ADMIN = "admin"
+KUBELET_CLIENT = "kube-apiserver-kubelet-client"  # as whom the API server calls a kubelet
 # Each component is a user of its own, so that the audit log tells who did what. kube-controller-manager and
 # kube-scheduler have the roles that Kubernetes gives them, the rest may do everything.
 USERS = {
@@ -142,7 +143,7 @@ class Components:
         authority = Authority(pki)
         names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         pair = authority.serving("serving", ["127.0.0.1", SERVICE_ADDRESS], names)
-        authority.client("kubelet-client", "kube-apiserver-kubelet-client")
+        authority.client("kubelet-client", KUBELET_CLIENT)
         write_key(pki / "service-accounts.key")
         private_etc.fill(self.folder / "etc")
         for place in ("pki/webhook", "etc/kueue/metrics/certs", "trainer/k8s-webhook-server/serving-certs"):

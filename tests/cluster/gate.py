@@ -142,7 +142,7 @@ class Gate:
         self._cluster.check()
 
     def _tail(self) -> str:
-        return supervisor.tail(self._cluster.folder, self._name)
+        return supervisor.tail(self._log)
 
 
 def _account(cluster: Cluster) -> pathlib.Path:

@@ -56,6 +56,7 @@ class Process:
     exit_code: int | None
     essential: bool
     log: pathlib.Path
+    log_start: int  # where in its log this run of it begins
 
 
 # --- a process's identity: its pid may be another's by now, its start time tells
@@ -88,6 +89,7 @@ class _Child:
     essential: bool
     popen: subprocess.Popen[bytes]
     started: int | None
+    log_start: int
     paused: bool = False
     asked: bool = False  # its end was asked for
 
@@ -166,6 +168,7 @@ class _Server:
             argv, env, essential = known.argv, known.env, known.essential
         me, environment = os.getpid(), env or {}
         with (self.folder / LOGS / f"{name}.log").open("ab") as log:
+            log_start = log.tell()
             popen = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -176,7 +179,7 @@ class _Server:
                 start_new_session=True,  # a Ctrl-C at the terminal is for whoever started the cluster
                 preexec_fn=lambda: die_with(me),  # noqa: PLW1509  # there is one thread
             )
-        self.children[name] = _Child(argv, environment, essential, popen, start_time(popen.pid))
+        self.children[name] = _Child(argv, environment, essential, popen, start_time(popen.pid), log_start)
         return popen.pid
 
     def do_stop(self, name: str, gently: bool = False) -> int | None:
@@ -213,6 +216,7 @@ class _Server:
                 "state": _state(child),
                 "exit_code": child.popen.returncode,
                 "essential": child.essential,
+                "log_start": child.log_start,
             }
             for name, child in self.children.items()
         ]
@@ -315,7 +319,9 @@ class Processes:
                 processes.status()
             except SupervisorError as error:
                 if popen.poll() is not None or time.monotonic() > deadline:
-                    raise SupervisorError(f"the supervisor did not start: {tail(folder, 'supervisor')}") from error
+                    raise SupervisorError(
+                        f"the supervisor did not start: {tail(folder / LOGS / 'supervisor.log')}"
+                    ) from error
                 time.sleep(0.02)
             else:
                 return processes
@@ -434,11 +440,10 @@ def _alive(recorded: list[tuple[int, int | None]]) -> list[int]:
     return [pid for pid, started in recorded if started is not None and start_time(pid) == started]
 
 
-def tail(folder: pathlib.Path, name: str, lines: int = 15) -> str:
-    """The end of a process's log."""
-    path = folder / LOGS / f"{name}.log"
-    text = path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
-    return "\n".join(text) or "(its log is empty)"
+def tail(log: pathlib.Path, start: int = 0, lines: int = 15) -> str:
+    """The end of a process's log, from `start` on; very long lines are cut."""
+    text = log.read_bytes()[start:].decode(errors="replace").splitlines() if log.exists() else []
+    return "\n".join(line[:1000] for line in text[-lines:]) or "(its log is empty)"
 
 
 if __name__ == "__main__":
