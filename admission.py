@@ -788,6 +788,7 @@ class Elector:
 # ======================================================================================================================
 
 QUEUED_OBJECTS = 1000  # Workloads that the queue keeps whole (6 KB each); of more it keeps the names only
+REMEMBERED_RAISES = 1000
 TICK = 0.1  # seconds between looks at what is due
 FAILED_AGAIN = (0.1, 5.0)  # seconds after which a Workload on which a write failed is taken again: first, at most
 STILL_RUNS_AGAIN = 0.2  # seconds, row 10
@@ -862,7 +863,8 @@ class Gate:
         self._expired = 0  # watches in a row that ended with 410
         self._lock = threading.Lock()  # of the two below
         self._waiting: dict[Key, Waiting] = {}
-        self._raised: dict[str, Raised] = {}  # by the TrainJob's UID, until it is approved
+        # By the TrainJob's UID. Kept after the approval: an older version of the Workload may still be in the queue.
+        self._raised: dict[str, Raised] = {}
 
     # --- which Workloads are taken
 
@@ -1041,11 +1043,11 @@ class Gate:
                     self._raise(facts, decision)
                 self._write_checks(workload, "Ready", decision.message)
                 log("INFO", "approved", workload="/".join(key), reason=decision.message)
-                self._settle(key, facts)
+                self._settle(key)
             case Action.REJECT:
                 self._write_checks(workload, "Rejected", decision.message)
                 log("ERROR", "rejected", workload="/".join(key), reason=decision.message)
-                self._settle(key, facts)
+                self._settle(key)
             case _:
                 self._wait(key, self._write_checks(workload, "Pending", decision.message), decision, facts)
 
@@ -1066,7 +1068,7 @@ class Gate:
         written = update_trainjob(self._api, raised_counts(_read_fact(facts.trainjob)))
         metadata = written["metadata"]
         with self._lock:
-            while len(self._raised) >= QUEUED_OBJECTS:  # forgotten, a raise is made once more: a number is skipped
+            while len(self._raised) >= REMEMBERED_RAISES:  # forgotten, one is made once more: a number is skipped
                 del self._raised[next(iter(self._raised))]
             self._raised[metadata["uid"]] = Raised(metadata["generation"], decision.admission)
         log("INFO", "raised the admission count", trainjob="/".join(key_of(written)), admission=decision.admission)
@@ -1078,12 +1080,10 @@ class Gate:
 
     # --- what is remembered
 
-    def _settle(self, key: Key, facts: Facts | None = None) -> None:
+    def _settle(self, key: Key) -> None:
         """Forgets a Workload that needs nothing more."""
         with self._lock:
             self._waiting.pop(key, None)
-            if facts is not None:
-                self._raised.pop(str(_at(facts.trainjob, "metadata", "uid")), None)
 
     def _wait(self, key: Key, workload: Object, decision: Decision, facts: Facts) -> None:
         """Remembers a Workload that waits, and logs the reason when it is another than before."""

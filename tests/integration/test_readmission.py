@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
+import admission
 from tests import jobs
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import Namespace
@@ -62,6 +65,29 @@ def test_a_batch_job_passes_at_once(cluster: Cluster, namespace: Namespace) -> N
         )
         assert entry["message"] == "not dispatch's"
         cluster.wait(lambda: jobs.condition(namespace.workload("neighbour"), "Admitted"), "it is admitted")
+
+
+def test_an_old_version_of_the_workload_does_not_raise_again(cluster: Cluster) -> None:
+    """After the approval a version from before it may still be in the queue. A second check keeps the job suspended."""
+    with cluster.namespace(extra_checks=["other"]) as namespace:
+        namespace.activate()
+        job = jobs.submit(namespace)
+        reserved = cluster.wait(
+            lambda: w if jobs.condition(w := namespace.workload(job), "QuotaReserved") else None, f"{job} has quota"
+        )
+        gate = admission.Gate(admission.Connection(cluster.admin), resync=30)
+        gate._claim_checks()
+        key = admission.key_of(reserved)
+
+        def approved() -> bool:
+            with contextlib.suppress(admission.ApiError):  # Kueue may still write to it
+                gate._reconcile(key, namespace.workload(job))
+            return bool(jobs.check(namespace, job)["state"] == "Ready")
+
+        cluster.wait(approved, f"{job} is approved")
+        with pytest.raises(admission.ApiError, match="HTTP 409"):
+            gate._reconcile(key, reserved)
+        assert jobs.admission_of(namespace, job) == 1
 
 
 @pytest.mark.parametrize("attempts", [3])
