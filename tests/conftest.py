@@ -10,6 +10,7 @@ import pytest
 from tests.cluster import local
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import Namespace
+from tests.faults.proxy import Proxy
 
 
 @pytest.hookimpl(trylast=True)
@@ -57,6 +58,13 @@ def _whole_again(pytestconfig: pytest.Config) -> Iterator[None]:
 def namespace(cluster: Cluster) -> Iterator[Namespace]:
     """A fresh namespace with four CPUs of quota and the gate's check on its queue."""
     with cluster.namespace() as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[Proxy]:
+    """A proxy in front of the API server, which does what it is told, for this test alone."""
+    with Proxy(cluster) as made:
         yield made
 
 

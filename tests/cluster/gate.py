@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -32,14 +32,37 @@ RULES: list[Object] = [
 ]
 
 
+class PodFiles:
+    """The credentials that a pod finds below /var/run, in a folder of their own: `token` may be exchanged any time."""
+
+    def __init__(self, cluster: Cluster, host: str, port: int) -> None:
+        self.env = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": str(port)}
+        folder = cluster.folder / "config" / f"run-{unique()}"
+        self._account = folder / "secrets/kubernetes.io/serviceaccount"
+        self._account.mkdir(parents=True)
+        (self._account / "ca.crt").write_bytes(cluster.components.authority.read_bytes())
+        (self._account / "namespace").write_text(NAMESPACE)
+        place = pathlib.Path("/var/run").resolve()  # a link to /run
+        self.wrapper = [sys.executable, "-m", "tests.cluster.private_etc", f"{folder}:{place}"]
+
+    def set_token(self, token: str) -> None:
+        """Puts a token in the place of the one before, at once, as a kubelet does."""
+        draft = self._account / ".token"
+        draft.write_text(token)
+        draft.rename(self._account / "token")
+
+
 class Gate:
     """A gate that runs between `start` (or the begin of a `with` block) and `stop`, `kill` or the block's end.
 
     It serves every check of the cluster, so a test usually runs one at a time. Each has a Lease of its own, unless
     `lease` names one that several contend for: a killed gate does not release it, and the next would wait for 15 s.
+    Without `leads` it starts as a candidate, and nothing is waited for.
     A pass finds the checks of namespaces that are made after it has started: hence the short `resync`.
-    It acts as the ServiceAccount of the installation page, under that page's ClusterRole, unless `kubeconfig` is given.
-    `guards_off` names guards of `unguarded.GUARDS` that it runs without. `arguments` are more flags of admission.py.
+    It acts as the ServiceAccount of the installation page, under that page's ClusterRole, unless `kubeconfig` is given,
+    or `in_cluster`: a folder that it sees as /var/run, as in a pod, with the credentials below (see `PodFiles`).
+    `guards_off` names guards of `unguarded.GUARDS` that it runs without, `settings` gives constants of admission.py
+    other values (`{"Connection.SILENCE": 5}`), and `arguments` are more of its flags.
     """
 
     def __init__(
@@ -49,7 +72,9 @@ class Gate:
         *,
         resync: str = "1s",
         guards_off: Sequence[str] = (),
+        settings: Mapping[str, float] | None = None,
         kubeconfig: pathlib.Path | None = None,
+        in_cluster: PodFiles | None = None,
         lease: str | None = None,
         arguments: Sequence[str] = (),
         env: dict[str, str] | None = None,
@@ -61,11 +86,14 @@ class Gate:
         self._name = f"gate-{identity}-{number}"
         self._log = cluster.folder / supervisor.LOGS / f"{self._name}.log"
         self._leads = leads
-        script = ["-m", "tests.cluster.unguarded", *guards_off, "--"] if guards_off else ["admission.py"]
-        flags = ["-kubeconfig", str(kubeconfig or _account(cluster)), "-resync", resync]
-        flags += ["-lease-name", lease or f"{ACCOUNT}-{number}"]
-        self._argv = [sys.executable, *script, *flags, *arguments]
-        self._env = {"POD_NAME": identity, **(env or {})}
+        changes = [*guards_off, *(f"{name}={value}" for name, value in (settings or {}).items())]
+        script = ["-m", "tests.cluster.unguarded", *changes, "--"] if changes else ["admission.py"]
+        wrapper = in_cluster.wrapper if in_cluster else []
+        access = ["-in-cluster"] if in_cluster else ["-kubeconfig", str(kubeconfig or account(cluster))]
+        self.lease = lease or f"{ACCOUNT}-{number}"
+        flags = [*access, "-resync", resync, "-lease-name", self.lease]
+        self._argv = [*wrapper, sys.executable, *script, *flags, *arguments]
+        self._env = {"POD_NAME": identity, **(in_cluster.env if in_cluster else {}), **(env or {})}
 
     @property
     def log(self) -> list[str]:
@@ -145,7 +173,7 @@ class Gate:
         return supervisor.tail(self._log)
 
 
-def _account(cluster: Cluster) -> pathlib.Path:
+def account(cluster: Cluster) -> pathlib.Path:
     """A kubeconfig of the gate's ServiceAccount, with the page's ClusterRole."""
     kubeconfig = cluster.token_kubeconfig(NAMESPACE, ACCOUNT)
     try:

@@ -2,7 +2,8 @@
 
 Kueue reads its metrics certificate from /etc/kueue/metrics/certs, wherever it runs, and a test must not write there.
 So it gets a mount namespace of its own in which FOLDER is mounted over /etc: as root directly, else within a user
-namespace in which the user stays who it is. The mount is gone with the process.
+namespace in which the user stays who it is. The mount is gone with the process. `FOLDER:PLACE` mounts it elsewhere: a
+pod's credentials are below /var/run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(folder: str) -> None:
+def enter(folder: str, place: str = "/etc") -> None:
     """Moves this process into the namespace. Raises OSError, with the step that failed."""
     user, group = os.geteuid(), os.getegid()
     _check("unshare", _libc.unshare(CLONE_NEWNS if user == 0 else CLONE_NEWNS | CLONE_NEWUSER))
@@ -27,7 +28,7 @@ def enter(folder: str) -> None:
         for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             pathlib.Path("/proc/self", file).write_text(text)
     _check("mount / as private", _libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
-    _check(f"mount {folder} on /etc", _libc.mount(folder.encode(), b"/etc", None, MS_BIND, None))
+    _check(f"mount {folder} on {place}", _libc.mount(folder.encode(), place.encode(), None, MS_BIND, None))
 
 
 def fill(folder: pathlib.Path) -> None:
@@ -53,12 +54,14 @@ def _check(what: str, result: int) -> None:
 def main(folder: str, argv: list[str]) -> None:
     """Never returns: becomes the program, or exits with a line that says what is missing."""
     parent = os.getppid()
+    source, _, place = folder.partition(":")
+    place = place or "/etc"
     try:
-        enter(folder)
+        enter(source, place)
     except OSError as error:
         sys.exit(
-            f"a private /etc for {argv[0]} is not possible here ({error}); it needs root with CAP_SYS_ADMIN, or user "
-            "namespaces for ordinary users: see the sysctls user.max_user_namespaces and "
+            f"a private {place} for {argv[0]} is not possible here ({error}); it needs root with CAP_SYS_ADMIN, or "
+            "user namespaces for ordinary users: see the sysctls user.max_user_namespaces and "
             "kernel.apparmor_restrict_unprivileged_userns"
         )
     die_with(parent)  # once more: a user namespace changes the credentials, and that clears it

@@ -44,7 +44,7 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
 PASS, ANSWER, LOSE_REQUEST, LOSE_ANSWER, STALL, STALL_ANSWER = "pass", "answer", "lose request", "lose", "stall", "hang"
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One request as it arrived. `status` is what the client was told, `server_status` what the server had said."""
 
@@ -55,6 +55,7 @@ class Request:
     body: bytes
     status: int | None = None  # None: nothing, yet or ever
     server_status: int | None = None  # None: it was never asked, or did not answer
+    passed: list[float] = field(default_factory=list)  # when a piece of the answer's body was passed on
 
     @property
     def path(self) -> str:
@@ -81,6 +82,7 @@ class Rule:
     body: bytes = b""
     before: Callable[[Request], object] | None = None  # called first
     cut_after: int | None = None  # bytes of the answer's body
+    made: float = field(default_factory=time.monotonic)
     hits: list[Request] = field(default_factory=list)
     removed: threading.Event = field(default_factory=threading.Event)
 
@@ -173,6 +175,10 @@ class Proxy:
         """
         return self._add(Rule(method, path, times, STALL_ANSWER if acted else STALL))
 
+    def stall_open(self, method: str = "", path: str = "") -> Rule:
+        """Like `stall`, for what is open now and nothing that comes later."""
+        return self._add(Rule(method, path, 0, STALL))
+
     def clear(self) -> None:
         """Removes every rule."""
         with self._lock:
@@ -264,8 +270,12 @@ class Proxy:
 
     def stalled(self, request: Request) -> Rule | None:
         """The rule that keeps this request's answer back, when there is one."""
+
+        def stalls(rule: Rule) -> bool:
+            return rule.kind in (STALL, STALL_ANSWER) and (request.at < rule.made or request in rule.hits)
+
         with self._lock:
-            return self._find(request, lambda r: r.kind in (STALL, STALL_ANSWER) and (not r.times or request in r.hits))
+            return self._find(request, stalls)
 
     def _find(self, request: Request, also: Callable[[Rule], bool]) -> Rule | None:
         rules = (r for r in self._rules if not r.removed.is_set() and request.fits(r.method, r.pattern) and also(r))
@@ -408,6 +418,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if cut_after is not None:
                 chunk = chunk[: cut_after - passed]
             passed += len(chunk)
+            request.passed.append(time.monotonic())
             self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk) if chunked and chunk else chunk)
             if passed == cut_after:
                 raise _Cut

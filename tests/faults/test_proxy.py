@@ -19,12 +19,6 @@ CUT = (urllib3.exceptions.HTTPError, OSError)
 
 
 @pytest.fixture
-def proxy(cluster: Cluster) -> Iterator[Proxy]:
-    with Proxy(cluster) as made:
-        yield made
-
-
-@pytest.fixture
 def api(cluster: Cluster, proxy: Proxy) -> Iterator[Api]:
     client = Api(proxy.kubeconfig(cluster.kubeconfig))
     yield client
