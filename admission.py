@@ -915,8 +915,8 @@ class Gate:
             try:
                 for event in watch_workloads(self._api, version, until):
                     delay, self._expired = FAILED_AGAIN[0], 0
-                    workload = event.get("object") or {}
-                    version = version_of(workload)
+                    workload = event.get("object")
+                    version = _at(workload, "metadata", "resourceVersion") or version
                     if event.get("type") in ("ADDED", "MODIFIED"):
                         self._take(workload, urgent=True)
             except ApiError as error:
