@@ -915,7 +915,7 @@ class Gate:
             try:
                 for event in watch_workloads(self._api, version, until):
                     delay, self._expired = FAILED_AGAIN[0], 0
-                    workload = event.get("object")
+                    workload = event.get("object") or {}
                     version = _at(workload, "metadata", "resourceVersion") or version
                     if event.get("type") in ("ADDED", "MODIFIED"):
                         self._take(workload, urgent=True)
