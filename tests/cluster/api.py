@@ -5,7 +5,6 @@ No typed client: those drop fields that they do not know, and a test wants to se
 
 from __future__ import annotations
 
-import base64
 import json
 import pathlib
 import urllib.parse
@@ -13,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import kubernetes
 import urllib3
-import yaml
 
 Object = dict[str, Any]
 
@@ -98,18 +97,23 @@ def path_of(obj: Object, subresource: str = "") -> str:
 class Api:
     """One user's access. Thread-safe. Nothing is ever repeated: a test decides what a lost answer means.
 
+    The kubeconfig's current context counts, with any way to log in that the kubernetes client knows; no proxy is used.
     A kind is one of KINDS. Verbs return the object as the server gave it, and raise ApiError when it refuses.
     """
 
     def __init__(self, kubeconfig: pathlib.Path) -> None:
-        config = yaml.safe_load(kubeconfig.read_text())
-        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        self.server: str = cluster["server"]
+        config = kubernetes.client.Configuration()
+        kubernetes.config.load_kube_config(str(kubeconfig), client_configuration=config, persist_config=False)
+        self._config = config
+        self.server: str = config.host
         self._pool = urllib3.PoolManager(
             maxsize=32,
             retries=False,
-            ca_cert_data=base64.b64decode(cluster["certificate-authority-data"]).decode(),
-            headers={"Authorization": f"Bearer {user['token']}", "User-Agent": FIELD_MANAGER},
+            cert_reqs="CERT_REQUIRED" if config.verify_ssl else "CERT_NONE",
+            ca_certs=config.ssl_ca_cert,
+            cert_file=config.cert_file,
+            key_file=config.key_file,
+            server_hostname=config.tls_server_name,
         )
 
     def request(
@@ -141,7 +145,9 @@ class Api:
         self._pool.clear()
 
     def _headers(self, content: str) -> dict[str, str]:
-        return {**self._pool.headers, "Content-Type": content}
+        headers = {"User-Agent": FIELD_MANAGER, "Content-Type": content}
+        token = self._config.get_api_key_with_prefix("authorization", alias="BearerToken")
+        return {**headers, "Authorization": token} if token else headers
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
         found: Object = self.request("GET", path(kind, namespace, name))

@@ -6,14 +6,15 @@ import contextlib
 import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import kubernetes
 
-from . import supervisor
+from . import real_node, supervisor
 from .api import MERGE, Api, Object
 from .audit import Audit, Call, Event
-from .components import DEFAULT, Components, Override
+from .certificates import Pair
+from .components import DEFAULT, Command, Override
 from .gate import Gate
 from .namespaces import Namespace, Queue
 from .nodes import Nodes
@@ -22,6 +23,38 @@ from .supervisor import Process, Processes
 from .waiting import unique, wait
 
 T = TypeVar("T")
+
+
+class ClusterError(Exception):
+    """A cluster cannot be had, or cannot do something; the text says why, and what to do."""
+
+
+class Unsupported(ClusterError):
+    """This cluster cannot do what a test asks of it: the test is skipped."""
+
+
+class Place(Protocol):
+    """Where a cluster runs, as far as `Cluster` has to know: `Components` on this machine, `remote.Remote` elsewhere.
+
+    What a place does not have raises Unsupported when it is asked for.
+    """
+
+    folder: pathlib.Path  # of the cluster's files
+
+    @property
+    def ports(self) -> dict[str, int]: ...
+    @property
+    def authority(self) -> pathlib.Path: ...
+    @property
+    def serving(self) -> Pair: ...
+    @property
+    def audit_log(self) -> pathlib.Path: ...
+    @property
+    def pod_logs(self) -> pathlib.Path: ...
+    def kubeconfig(self) -> pathlib.Path: ...
+    def write_kubeconfig(self, path: pathlib.Path, token: str, namespace: str = "default") -> None: ...
+    def command(self, name: str, override: Override = DEFAULT) -> Command: ...
+    def ready(self, name: str, api: Api) -> bool: ...
 
 
 class ComponentDied(Exception):
@@ -34,14 +67,13 @@ class Cluster:
     Its verbs on objects (`get`, `list`, `create`, …) are the admin's, see `api.Api`; a kind is a name in `api.KINDS`.
     """
 
-    def __init__(self, components: Components, processes: Processes) -> None:
+    def __init__(self, components: Place, processes: Processes) -> None:
         self.components, self.processes = components, processes
         self.folder: pathlib.Path = components.folder
         self.kubeconfig: pathlib.Path = components.kubeconfig()
         self.api = Api(self.kubeconfig)
-        self.pods = Pods(self.api, components.pod_logs)
+        self.pods = Pods(self.api, lambda: components.pod_logs)
         self.nodes = Nodes(self.api, self.wait)
-        self._audit = Audit(self.api, components.audit_log)
         self.get, self.find, self.list = self.api.get, self.api.find, self.api.list
         self.create, self.apply, self.update = self.api.create, self.api.apply, self.api.update
         self.patch, self.delete, self.delete_all = self.api.patch, self.api.delete, self.api.delete_all
@@ -160,8 +192,13 @@ class Cluster:
 
     def ready(self, component: str) -> None:
         """Returns when a component serves."""
-        what = f"{component} is ready"
-        wait(lambda: self.components.ready(component, self.api), what, timeout=90, check=self.check)
+
+        def ready() -> bool:
+            if component in real_node.NAMES:
+                return real_node.ready(self, component)
+            return self.components.ready(component, self.api)
+
+        wait(ready, f"{component} is ready", timeout=90, check=self.check)
 
     def status(self) -> list[Process]:
         """Every process of the cluster: components, and gates that tests started."""
@@ -189,6 +226,10 @@ class Cluster:
     def wait(self, until: Callable[[], T | None], what: str, timeout: float = 60, *, interval: float = 0.1) -> T:
         """`waiting.wait`, which a component's death ends at once."""
         return wait(until, what, timeout, interval=interval, check=self.check)
+
+    @functools.cached_property
+    def _audit(self) -> Audit:
+        return Audit(self.api, self.components.audit_log)
 
     def audit(self, user: str, *, since: int = 0) -> set[Call]:
         """What a user asked of the API server: {(verb, group, resource, subresource)}, refused requests included.
@@ -220,4 +261,4 @@ class Cluster:
         self.processes.shutdown()
 
 
-__all__ = ["MERGE", "Cluster", "ComponentDied"]
+__all__ = ["MERGE", "Cluster", "ClusterError", "ComponentDied", "Place", "Unsupported"]

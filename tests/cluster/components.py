@@ -28,7 +28,7 @@ from .certificates import Authority, Pair, write_key
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 CONTROLLERS = ("jobset", "trainer", "kueue", "kwok")
 NAMES = (*CONTROL_PLANE, *CONTROLLERS)
-PORTS = (*NAMES, "etcd-peer")
+PORTS = (*NAMES, "etcd-peer", "kubelet")
 
 # A documentation range (RFC 2544): unlike 10.0.0.0/24 it is nobody's router, should a pod's service address leak.
 SERVICE_RANGE, SERVICE_ADDRESS = "198.18.0.0/24", "198.18.0.1"
@@ -169,15 +169,8 @@ class Components:
     def write_kubeconfig(self, path: pathlib.Path, token: str, namespace: str = "default") -> None:
         """A kubeconfig for whoever the token says."""
         authority = base64.b64encode(self.authority.read_bytes()).decode()
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": self.server, "certificate-authority-data": authority}}],
-            "users": [{"name": "test", "user": {"token": token}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": namespace}}],
-        }
-        path.write_text(yaml.safe_dump(config))
+        cluster = {"server": self.server, "certificate-authority-data": authority}
+        path.write_text(token_kubeconfig(cluster, token, namespace))
 
     # --- commands
 
@@ -393,18 +386,36 @@ class Components:
             return bool(api.request("GET", "/readyz", timeout=5) == "ok")
         if name in ("kube-controller-manager", "kube-scheduler", "kwok"):
             return self._answers(f"https://127.0.0.1:{self.ports[name]}/healthz")
-        try:  # the API server asks the controller's webhook, which is what will matter
-            api.create(_PROBES[name], "default", dry_run=True)
-        except ApiError as error:
-            if error.status in (404, 409, 500, 503) or "webhook" in error.message:
-                return False
-            raise
-        return True
+        return webhook_answers(name, api)
 
     def _answers(self, url: str) -> bool:
         context = ssl.create_default_context(cafile=str(self.authority))
         with urllib.request.urlopen(url, timeout=5, context=context if url.startswith("https") else None) as answer:  # noqa: S310
             return bool(answer.status == 200)
+
+
+def webhook_answers(name: str, api: Api) -> bool:
+    """Whether jobset, trainer or kueue serves: the API server asks its webhook, which is what will matter."""
+    try:
+        api.create(_PROBES[name], "default", dry_run=True)
+    except ApiError as error:
+        if error.status in (404, 409, 500, 503) or "webhook" in error.message:
+            return False
+        raise
+    return True
+
+
+def token_kubeconfig(cluster: Object, token: str, namespace: str) -> str:
+    """A kubeconfig for whoever the token says; `cluster` is such a file's own entry for a cluster."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "test", "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": namespace}}],
+    }
+    return yaml.safe_dump(config)
 
 
 _CONTAINERS: Object = {"spec": {"containers": [{"name": "node", "image": "probe"}]}}

@@ -11,36 +11,33 @@ import contextlib
 import functools
 import os
 import pathlib
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
+from subprocess import SubprocessError
 from typing import Any
 
 from urllib3.exceptions import HTTPError
 
-from . import build, components, manifests, supervisor
+from . import build, manifests, real_node, supervisor
+from . import folder as places
 from .api import Api, ApiError, Object
-from .cluster import Cluster, ComponentDied
+from .cluster import Cluster, ClusterError, ComponentDied
 from .components import CONTROLLERS, KUBELET_CLIENT, PORTS, Command, Components, Programs
 from .nodes import KWOK_NODES
+from .real_node import RealNode
 from .supervisor import Processes
 from .waiting import WaitTimeout, wait
 
 KUEUE_BINARY, KUEUE_SOURCE = "DISPATCH_TEST_KUEUE_BIN", "DISPATCH_TEST_KUEUE_SRC"
 NAMESPACES = ("jobset-system", "kubeflow-system", "kueue-system", "dispatch-system")
-# For tests that need one job to preempt another. None is called "default": Kueue 0.20 would apply it to every job.
-PRIORITIES = {"low": 1, "high": 1000}
 
 # What client-go asks for.
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-FILES = components.FILES | {supervisor.LOGS, supervisor.STATE, supervisor.SOCKET}
-
 Progress = Callable[[str], None]
 
 
-class LocalError(Exception):
+class LocalError(ClusterError):
     """The cluster cannot be started here; the text says what is missing or which component failed, and how."""
 
 
@@ -58,12 +55,16 @@ def up(folder: pathlib.Path, *, progress: Progress = quiet) -> Iterator[Cluster]
         down(folder, cluster)
 
 
-def start(folder: pathlib.Path, *, progress: Progress = quiet) -> Cluster:
+def start(folder: pathlib.Path, *, with_real_node: bool = False, progress: Progress = quiet) -> Cluster:
     """Starts a cluster in `folder`, owned by this process: `down` it, or `cluster.disown()` it."""
     folder = folder.absolute()
-    _check(folder)
+    if reason := places.unusable(folder):
+        raise LocalError(reason)
     programs = build_programs(progress)
-    _empty(folder)
+    if with_real_node:
+        build_node_programs(progress)
+    places.empty(folder)
+    supervisor.sweep()
     began = time.monotonic()
     processes = _launch(folder)
     try:
@@ -71,7 +72,9 @@ def start(folder: pathlib.Path, *, progress: Progress = quiet) -> Cluster:
         described.prepare()
         described.save()
         cluster = _Starting(described, processes, progress).run()
-    except (ComponentDied, WaitTimeout, ApiError, HTTPError) as error:
+        if with_real_node:
+            add_real_node(cluster, progress)
+    except (ClusterError, ComponentDied, WaitTimeout, ApiError, HTTPError) as error:
         down(folder)
         raise LocalError(f"the cluster did not start: {error}\nAll logs are in {folder / supervisor.LOGS}") from error
     except BaseException:  # Ctrl-C too
@@ -79,6 +82,17 @@ def start(folder: pathlib.Path, *, progress: Progress = quiet) -> Cluster:
         raise
     progress(f"the cluster is up after {time.monotonic() - began:.0f} s")
     return cluster
+
+
+def add_real_node(cluster: Cluster, progress: Progress = quiet) -> RealNode:
+    """Joins a real node to a cluster, whose end is the node's, too. Raises LocalError."""
+    node = RealNode(cluster)
+    try:
+        node.join(build_node_programs(progress), progress)
+    except (ComponentDied, WaitTimeout, ApiError, HTTPError, supervisor.SupervisorError, OSError, SubprocessError) as error:
+        logs = cluster.folder / supervisor.LOGS
+        raise LocalError(f"the real node did not start: {error}\nAll logs are in {logs}") from error
+    return node
 
 
 def attach(folder: pathlib.Path) -> Cluster:
@@ -95,41 +109,7 @@ def down(folder: pathlib.Path, cluster: Cluster | None = None) -> None:
     if cluster:
         cluster.close()
     supervisor.shutdown(folder)
-    if _is_ours(folder):
-        _remove(folder, FILES - {supervisor.LOGS})
-
-
-def _check(folder: pathlib.Path) -> None:
-    if not sys.platform.startswith("linux"):
-        raise LocalError("the local test cluster needs Linux: on other systems use --provider kind")
-    if supervisor.running(folder):
-        raise LocalError(f"a cluster runs in {folder} already: end it with `python3 -m tests.cluster down {folder}`")
-    if folder.exists():
-        others = sorted(path.name for path in folder.iterdir() if path.name not in FILES or not _is_ours(folder))
-        if others:
-            raise LocalError(
-                f"{folder} holds other files ({', '.join(others[:3])}): give an empty folder, or a new one"
-            )
-
-
-def _is_ours(folder: pathlib.Path) -> bool:
-    """Whether a cluster was started in this folder: nothing is ever removed from another."""
-    return (folder / supervisor.LOGS / "supervisor.log").exists()
-
-
-def _empty(folder: pathlib.Path) -> None:
-    _remove(folder, FILES)
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # keys and tokens
-
-
-def _remove(folder: pathlib.Path, names: frozenset[str]) -> None:
-    for name in names:
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    places.clear(folder)
 
 
 def build_programs(progress: Progress) -> Programs:
@@ -154,6 +134,16 @@ def build_programs(progress: Progress) -> Programs:
         kueue_source=str(pathlib.Path(source).absolute()) if source else str(folders["kueue"] / "manifests"),
         given_kueue=bool(binary),
     )
+
+
+def build_node_programs(progress: Progress) -> dict[str, pathlib.Path]:
+    """Where a real node's programs are, built when they are not there yet. Raises LocalError, where it cannot run."""
+    if reason := real_node.missing():
+        raise LocalError(reason)
+    try:
+        return real_node.programs(progress)
+    except build.BuildError as error:
+        raise LocalError(str(error)) from error
 
 
 def _launch(folder: pathlib.Path) -> Processes:
@@ -186,7 +176,7 @@ class _Starting:
                 _finish([pool.submit(self.cluster.ready, name) for name in (*CONTROLLERS, "kube-controller-manager")])
                 self.progress("installing the runtime, priorities and nodes")
                 objects = [*manifests.runtimes(self.components), _KUBELET_ACCESS]
-                objects += [_priority(*item) for item in PRIORITIES.items()]
+                objects += manifests.priorities()
                 _finish([pool.submit(self.api.create, obj) for obj in objects])
                 for name in KWOK_NODES:
                     self.cluster.nodes.create(name, ready=False)
@@ -232,15 +222,6 @@ _KUBELET_ACCESS: Object = {
     "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:kubelet-api-admin"},
     "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": KUBELET_CLIENT}],
 }
-
-
-def _priority(name: str, value: int) -> Object:
-    return {
-        "apiVersion": "kueue.x-k8s.io/v1beta2",
-        "kind": "WorkloadPriorityClass",
-        "metadata": {"name": name},
-        "value": value,
-    }
 
 
 def _finish(futures: list[concurrent.futures.Future[Any]]) -> None:

@@ -76,6 +76,13 @@ def runtimes(components: Components) -> list[Object]:
     return list(_documents(components.manifests("trainer") / RUNTIMES))
 
 
+def priorities() -> list[Object]:
+    """For tests that need one job to preempt another: `low` and `high`."""
+    # None is called "default": Kueue 0.20 would apply it to every job.
+    kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass"}
+    return [{**kind, "metadata": {"name": name}, "value": value} for name, value in (("low", 1), ("high", 1000))]
+
+
 def _served(name: str, hook: Object) -> bool:
     targets = {
         (group, resource.partition("/")[0])

@@ -15,7 +15,7 @@ from .waiting import wait
 class Pods:
     """Acts on pods, each given as the object that `cluster.list("Pod", …)` returned. Its current version is used."""
 
-    def __init__(self, api: Api, logs: pathlib.Path) -> None:
+    def __init__(self, api: Api, logs: Callable[[], pathlib.Path]) -> None:
         self._api, self._logs, self._lock = api, logs, threading.Lock()
 
     def succeed(self, pod: Object) -> Object:
@@ -68,7 +68,7 @@ class Pods:
     def log(self, pod: Object, text: str, *, stream: str = "stdout") -> None:
         """Appends `text` to what the pod's containers have printed; returns when the API server serves it."""
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-        file = self._logs / pod["metadata"]["uid"]
+        file = self._logs() / pod["metadata"]["uid"]
         stamp = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
         with self._lock, file.open("a") as out:  # in the format in which container runtimes keep them
             out.writelines(f"{stamp} {stream} F {line}\n" for line in text.splitlines())

@@ -25,6 +25,7 @@ FILES = (
     "pod/fast/pod-ready.yaml",
     "pod/fast/pod-delete.yaml",
 )
+NAMES = tuple(pathlib.PurePath(file).stem for file in FILES)  # each file's one Stage is called like it
 
 
 def configuration(manifests: pathlib.Path, empty_log: pathlib.Path) -> str:
@@ -32,17 +33,25 @@ def configuration(manifests: pathlib.Path, empty_log: pathlib.Path) -> str:
     documents: list[dict[str, Any]] = []
     for name in FILES:
         documents += yaml.safe_load_all((manifests / FOLDER / name).read_text())
-    for stage in documents:
+    return yaml.safe_dump_all([*fitted(documents), cluster_logs(empty_log)])
+
+
+def fitted(published: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of kwok's published Stages, those that are used here, as they are used here."""
+    found = [stage for stage in published if stage["metadata"]["name"] in NAMES]
+    for stage in found:
         if stage["metadata"]["name"] == "pod-delete":
             stage["spec"]["selector"]["matchExpressions"].append(
                 {"key": f'.metadata.annotations["{STUCK}"]', "operator": "DoesNotExist"}
             )
-    documents.append(
-        {
-            "apiVersion": "kwok.x-k8s.io/v1alpha1",
-            "kind": "ClusterLogs",
-            "metadata": {"name": "empty"},
-            "spec": {"logs": [{"logsFile": str(empty_log)}]},
-        }
-    )
-    return yaml.safe_dump_all(documents)
+    return found
+
+
+def cluster_logs(empty_log: pathlib.Path) -> dict[str, Any]:
+    """The object that gives an empty log to each pod that has no Logs object."""
+    return {
+        "apiVersion": "kwok.x-k8s.io/v1alpha1",
+        "kind": "ClusterLogs",
+        "metadata": {"name": "empty"},
+        "spec": {"logs": [{"logsFile": str(empty_log)}]},
+    }
