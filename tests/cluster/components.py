@@ -10,6 +10,7 @@ import copy
 import json
 import pathlib
 import secrets
+import socket
 import ssl
 import sys
 import urllib.error
@@ -386,7 +387,9 @@ class Components:
             return bool(api.request("GET", "/readyz", timeout=5) == "ok")
         if name in ("kube-controller-manager", "kube-scheduler", "kwok"):
             return self._answers(f"https://127.0.0.1:{self.ports[name]}/healthz")
-        return webhook_answers(name, api)
+        # Asked first: the API server does not call a webhook that it has only just been told of.
+        with socket.create_connection(("127.0.0.1", self.ports[name]), timeout=5):
+            return webhook_answers(name, api)
 
     def _answers(self, url: str) -> bool:
         context = ssl.create_default_context(cafile=str(self.authority))
