@@ -35,6 +35,7 @@ import collections
 import contextlib
 import copy
 import datetime
+import faulthandler
 import json
 import math
 import os
@@ -55,7 +56,7 @@ from typing import Any
 import urllib3
 import yaml
 from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.config import ConfigException, load_incluster_config
 
 VERSION = "0.1.0"
 PROGRAM = "dispatch-admission"
@@ -563,6 +564,8 @@ def connect(options: Options) -> Connection:
         if options.in_cluster:
             load_incluster_config(client_configuration=configuration)
         else:
+            from kubernetes.config import load_kube_config  # brings OAuth: a pod would carry it for nothing
+
             load_kube_config(options.kubeconfig or None, options.context or None, configuration)
 
     configuration = Configuration()
@@ -701,6 +704,40 @@ def _unless_absent(read: Callable[[], Object]) -> Object | None:
 
 
 # ======================================================================================================================
+# The pulse
+# ======================================================================================================================
+
+STANDSTILL = 120  # seconds; no step waits longer than a silent watch, 75 s
+
+
+class Pulse:
+    """When each thread that has something to do last got on: the process ends when one stands still.
+
+    Why not a liveness probe: over HTTP it needs an open port; as a command, a file to write to and a second interpreter
+    within the memory limit. A container that ends is started again just the same, and this one says where it stood.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[threading.Thread, float] = {}
+
+    def beat(self) -> None:
+        """This thread gets on: its next beat, or its rest, is due within STANDSTILL."""
+        self._last[threading.current_thread()] = time.monotonic()
+
+    def rest(self) -> None:
+        """This thread has nothing to do."""
+        self._last.pop(threading.current_thread(), None)
+
+    def stands_still(self) -> str:
+        """The name of a thread that does; else empty, and this is to be asked again within STANDSTILL."""
+        faulthandler.dump_traceback_later(STANDSTILL, exit=True, file=2)  # a C thread: needs no Python to run any more
+        late = time.monotonic() - STANDSTILL
+        return next((thread.name for thread, last in self._last.copy().items() if last < late), "")
+
+
+PULSE = Pulse()
+
+# ======================================================================================================================
 # The Lease
 # ======================================================================================================================
 
@@ -739,6 +776,7 @@ class Elector:
 
     def _attempt(self) -> bool:
         """Acquires or renews once. False when another holds it, or nothing can be said."""
+        PULSE.beat()
         started, failed = time.monotonic(), ""
         try:
             acquired = self._acquire_or_renew(started)
@@ -883,6 +921,7 @@ class Gate:
     def _claim_checks(self) -> None:
         """Finds the checks that name this controller, and sets Active those that are not; it never sets it False."""
         for _ in range(3):  # Kueue writes its finalizer to a new check at the same time
+            PULSE.beat()
             checks = list_checks(self._api)
             try:
                 for check in checks:
@@ -900,6 +939,7 @@ class Gate:
             gone = set(self._waiting)
         version = ""
         for workloads, of_the_list in list_workloads(self._api):
+            PULSE.beat()
             version = of_the_list
             for workload in workloads:
                 gone.discard(key_of(workload))
@@ -912,8 +952,10 @@ class Gate:
         """Takes Workloads as they change, until the time is over. Returns the version reached; empty: too old."""
         delay = FAILED_AGAIN[0]
         while time.monotonic() < until:
+            PULSE.beat()
             try:
                 for event in watch_workloads(self._api, version, until):
+                    PULSE.beat()
                     delay, self._expired = FAILED_AGAIN[0], 0
                     workload = event.get("object") or {}
                     version = _at(workload, "metadata", "resourceVersion") or version
@@ -950,6 +992,7 @@ class Gate:
         tokens = 0.0
         while True:
             time.sleep(TICK)
+            PULSE.beat()
             now = time.monotonic()
             tokens, filled = min(tokens + (now - filled) * WAITING_RATE, WAITING_RATE * TICK * 2), now
             if not batches and now >= listed + LIST_AGAIN:
@@ -959,6 +1002,7 @@ class Gate:
                 self._take_again(key)
                 due.remove((key, cost))
             while tokens > 0 and (due or batches):  # by turns: neither kind starves the other
+                PULSE.beat()
                 if batches:
                     tokens -= 1
                     self._list_pods_of(batches.pop())
@@ -1025,15 +1069,18 @@ class Gate:
             except Exception as error:  # noqa: BLE001 - an outermost loop: one bad object never stops the others
                 self._failed(key, error)
             finally:
+                PULSE.rest()
                 self._queue.done(key)
 
     def _reconcile(self, key: Key, workload: Object | None) -> None:
+        PULSE.beat()
         workload = workload or read_workload(self._api, key)
         if workload is None:
             self._settle(key)
             return
         facts = Facts(workload, self._checks)
         while (decision := decide(facts)).action is Action.READ:
+            PULSE.beat()
             facts = self._read(facts, decision.fact)
         match decision.action:
             case Action.NOTHING:
@@ -1268,15 +1315,18 @@ def own_identity() -> str:
     return identity
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the controller until it is stopped (0) or has lost the Lease (1); 2 after a usage error."""
+def main(arguments: list[str] | None = None, build: str = "") -> int:
+    """Runs the controller until it is stopped (0) or has lost the Lease (1); 2 after a usage error.
+
+    `build`: what `-version` says besides. The zipapp tells its commit and its packages.
+    """
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         if options is None:
             print(USAGE, end="")
             return 0
         if options.version:
-            print(f"{PROGRAM} {VERSION}")
+            print(f"{PROGRAM} {VERSION}{build}")
             return 0
         identity = own_identity()
         api = connect(options)
@@ -1302,7 +1352,7 @@ def run(gate: Gate, elector: Elector, events: SimpleQueue[str], identity: str) -
                 log("ERROR", "ended", loop=loop.__name__, error=repr(error))
             events.put(ENDED)
 
-        threading.Thread(target=body, daemon=True).start()
+        threading.Thread(target=body, daemon=True, name=loop.__name__).start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: events.put(STOP))
@@ -1311,7 +1361,7 @@ def run(gate: Gate, elector: Elector, events: SimpleQueue[str], identity: str) -
     while event not in (STOP, LOST, ENDED):
         left = elector.leading_until - time.monotonic() if leading else math.inf
         try:
-            event = events.get(timeout=min(max(left, 0.0), 3600.0))
+            event = events.get(timeout=min(max(left, 0.0), STANDSTILL / 30))
         except Empty:
             event = LOST if left <= 0 else ""
         if event == LEADING:
@@ -1319,6 +1369,10 @@ def run(gate: Gate, elector: Elector, events: SimpleQueue[str], identity: str) -
             log("INFO", "leading", identity=identity)
             for loop in (gate.run_passes, gate.run_rechecks, *[gate.run_worker] * WORKERS):
                 start(loop)
+        if not event and (thread := PULSE.stands_still()):
+            log("ERROR", "ended", loop=thread, error=f"it stands still for {STANDSTILL} s")
+            faulthandler.dump_traceback(file=2)
+            event = ENDED
     if leading:
         log("INFO", "stopped leading", identity=identity)
     if event == STOP:
