@@ -29,7 +29,7 @@ from .certificates import Authority, Pair, write_key
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 CONTROLLERS = ("jobset", "trainer", "kueue", "kwok")
 NAMES = (*CONTROL_PLANE, *CONTROLLERS)
-PORTS = (*NAMES, "etcd-peer", "kubelet")
+PORTS = (*NAMES, "etcd-peer")
 
 # A documentation range (RFC 2544): unlike 10.0.0.0/24 it is nobody's router, should a pod's service address leak.
 SERVICE_RANGE, SERVICE_ADDRESS = "198.18.0.0/24", "198.18.0.1"
