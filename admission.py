@@ -20,8 +20,9 @@ How it behaves when the API server does not answer, all times with jitter:
 
 - A read is repeated for 20 s, from 0.1 s doubling to 5 s, or after the server's Retry-After; a write never is. After a
   write whose answer was lost, the object is read again and decided anew.
-- A watch that ends or fails is reopened after 0.1 s doubling to 5 s, at the version reached; one that is silent for
-  70 s is dead. A version that is too old (410) starts a full pass at once.
+- A watch that ends or fails is reopened after 0.1 s doubling to 5 s, or after the server's Retry-After (at most a
+  minute), at the version reached; one that is silent for 70 s is dead. A version that is too old (410) starts a full
+  pass at once.
 - A Workload on which a write failed is taken again after 0.1 s, doubling to 5 s.
 - The Lease is lost when no renewal has succeeded for 10 s: the process exits 1, to be started again.
 
@@ -953,6 +954,7 @@ class Gate:
         delay = FAILED_AGAIN[0]
         while time.monotonic() < until:
             PULSE.beat()
+            asked = 0.0
             try:
                 for event in watch_workloads(self._api, version, until):
                     PULSE.beat()
@@ -963,14 +965,15 @@ class Gate:
                         self._take(workload, urgent=True)
             except ApiError as error:
                 log("ERROR", "watch", error=error)
-                delay = max(delay, error.retry_after)
+                asked = min(error.retry_after, STANDSTILL / 2)
                 if error.status == 410:
                     time.sleep(self._expired and min(0.1 * 2**self._expired, FAILED_AGAIN[1]))
-                    self._expired += 1
+                    self._expired = min(self._expired + 1, 10)  # a power of it must stay a float
                     return ""
             except NoAnswer as error:
                 log("ERROR", "watch", error=error)
-            time.sleep(max(0.0, min(delay * random.uniform(0.5, 1.5), until - time.monotonic())))
+            pause = max(delay * random.uniform(0.5, 1.5), asked)
+            time.sleep(max(0.0, min(pause, until - time.monotonic())))
             delay = min(2 * delay, FAILED_AGAIN[1])
         return version
 
