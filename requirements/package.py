@@ -479,7 +479,7 @@ def verify(file: pathlib.Path) -> None:
         faults += [f"{name} is missing" for name in expected if name not in names]
         faults += [] if faults else ["files are there twice, or not in order"]
     here = sys.version.split()[0]
-    advice = f" of Python {python}; this is {here}: take the former to compare it" if python != here else ""
+    advice = f" of Python {python}; this is {here}: take the former to compare it" if python not in ("", here) else ""
     for name in sorted(set(names) & set(expected)):
         origin = expected[name].origin
         try:

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
+from tests import packaged
 from tests.cluster import local
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import Namespace
 from tests.faults.proxy import Proxy
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="the full counts and sizes, and the tests marked long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests marked long, unless they are wanted."""
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="takes long: give --long to run it"))
+
+
+@pytest.fixture(scope="session")
+def count(pytestconfig: pytest.Config) -> Callable[[int, int], int]:
+    """How often a random scenario is run: the first number, or the second with --long."""
+    return lambda few, many: many if pytestconfig.getoption("--long") else few
 
 
 @pytest.hookimpl(trylast=True)
@@ -66,6 +86,12 @@ def proxy(cluster: Cluster) -> Iterator[Proxy]:
     """A proxy in front of the API server, which does what it is told, for this test alone."""
     with Proxy(cluster) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def zipapp(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The packaged controller, built once per run."""
+    return packaged.build(tmp_path_factory.mktemp("package"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -33,7 +33,7 @@ ClusterQueue, a LocalQueue `lq` and an AdmissionCheck of its own). For a script:
 | `supervisor` | the parent of every process: nothing outlives it, and it does not outlive its owner |
 | `components` | the flags, config files and readiness of each component |
 | `manifests`, `stages` | the published custom resources and webhooks, and kwok's Stages, made to fit |
-| `certificates`, `private_etc` | the cluster's own authority; another /etc for Kueue |
+| `certificates`, `private_etc`, `read_only` | the cluster's own authority; another /etc for Kueue; no writable file system |
 | `local` | the order of the start; `up`, `attach`, `down` |
 | `cluster`, `namespaces`, `pods`, `nodes`, `audit`, `gate`, `unguarded` | what tests use |
 | `api`, `waiting` | plain requests; waiting with a deadline |

@@ -1,4 +1,4 @@
-"""The readmission gate as a test runs it: `admission.py` from source, a process under the cluster's supervisor."""
+"""The readmission gate as a test runs it, from source or packaged: a process under the cluster's supervisor."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Gate:
     It acts as the ServiceAccount of the installation page, under that page's ClusterRole, unless `kubeconfig` is given,
     or `in_cluster`: a folder that it sees as /var/run, as in a pod, with the credentials below (see `PodFiles`).
     `guards_off` names guards of `unguarded.GUARDS` that it runs without, `settings` gives constants of admission.py
-    other values (`{"Connection.SILENCE": 5}`), and `arguments` are more of its flags.
+    other values (`{"Connection.SILENCE": 5}`), and `arguments` are more of its flags. `zipapp` runs this archive instead
+    of the source, on `python`, behind the program `wrapper`.
     """
 
     def __init__(
@@ -79,6 +80,9 @@ class Gate:
         arguments: Sequence[str] = (),
         env: dict[str, str] | None = None,
         leads: bool = True,
+        zipapp: pathlib.Path | None = None,
+        python: str = sys.executable,
+        wrapper: Sequence[str] = (),
     ) -> None:
         self.identity = identity
         self._cluster, self._processes = cluster, cluster.processes
@@ -88,11 +92,13 @@ class Gate:
         self._leads = leads
         changes = [*guards_off, *(f"{name}={value}" for name, value in (settings or {}).items())]
         script = ["-m", "tests.cluster.unguarded", *changes, "--"] if changes else ["admission.py"]
-        wrapper = in_cluster.wrapper if in_cluster else []
+        if zipapp:
+            script = ["-I", str(zipapp)]
+        wrapper = [*(in_cluster.wrapper if in_cluster else []), *wrapper]
         access = ["-in-cluster"] if in_cluster else ["-kubeconfig", str(kubeconfig or account(cluster))]
         self.lease = lease or f"{ACCOUNT}-{number}"
         flags = [*access, "-resync", resync, "-lease-name", self.lease]
-        self._argv = [*wrapper, sys.executable, *script, *flags, *arguments]
+        self._argv = [*wrapper, python, *script, *flags, *arguments]
         self._env = {"POD_NAME": identity, **(in_cluster.env if in_cluster else {}), **(env or {})}
 
     @property
