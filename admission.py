@@ -772,7 +772,8 @@ class Elector:
         self._events.put(LEADING)
         while _at(self._seen, "holderIdentity") == self._identity and time.monotonic() < self.leading_until:
             time.sleep(RETRY_PERIOD)
-            self._attempt()
+            if time.monotonic() < self.leading_until:  # the process may have been stopped meanwhile
+                self._attempt()
         self._events.put(LOST)
 
     def _attempt(self) -> bool:
@@ -786,7 +787,7 @@ class Elector:
         if failed and failed != self._said:
             log("ERROR", "lease", identity=self._identity, lease=f"{self._namespace}/{self._name}", error=failed)
         self._said = failed
-        if acquired:
+        if acquired and time.monotonic() < self.leading_until:
             self.leading_until = started + RENEW_DEADLINE
         return acquired
 

@@ -87,7 +87,7 @@ def test_without_reading_the_token_again_a_rotation_costs_the_lease(
 ) -> None:
     old, secret = new_token(cluster)
     pod.set_token(old)
-    settings = {"RENEW_DEADLINE": 4}
+    settings = {"RENEW_DEADLINE": 6}
     with cluster.controller(in_cluster=pod, resync="10m", guards_off=["renew"], settings=settings) as gate:
         namespace.wait_served()
         pod.set_token(new_token(cluster)[0])

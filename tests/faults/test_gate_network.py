@@ -366,7 +366,7 @@ def test_away_for_longer_it_exits_and_starts_anew(
         "refusing": lambda: proxy.answer(503),
         "stalling": proxy.stall,
     }
-    deadline = 10 if fault == "away" else 4
+    deadline = 10 if fault == "away" else 6
     with gate_behind(proxy, cluster, namespace, settings={"RENEW_DEADLINE": deadline}) as gate:
         with faults[fault]():
             job = reserved(namespace)

@@ -26,7 +26,7 @@ from tests.faults.proxy import Proxy, Request
 LEASE = "/leases"
 LOST = "dispatch-admission: lost the leader-election Lease"
 HOUR = datetime.timedelta(hours=1)
-QUICK = {"LEASE_DURATION": 6, "RENEW_DEADLINE": 4}  # in the same order as 15 and 10, where the order is what matters
+QUICK = {"LEASE_DURATION": 8, "RENEW_DEADLINE": 6}  # in the same order as 15 and 10, where the order is what matters
 
 
 def now() -> datetime.datetime:
@@ -248,14 +248,14 @@ def test_it_exits_when_another_takes_the_lease(cluster: Cluster) -> None:
         assert record(cluster, gate.lease)["holderIdentity"] == "usurper"
 
 
-@pytest.mark.parametrize("deadline", [4, 1e6], ids=["exits", "guard off"])
+@pytest.mark.parametrize("deadline", [6, 1e6], ids=["exits", "guard off"])
 def test_it_exits_when_it_cannot_renew(cluster: Cluster, proxy: Proxy, namespace: Namespace, deadline: float) -> None:
     settings = {**QUICK, "RENEW_DEADLINE": deadline}
     with cluster.controller("first", kubeconfig=proxy.kubeconfig(account(cluster)), settings=settings) as first:
         namespace.wait_served()
         with candidate(cluster, "second", lease=first.lease) as second:
             proxy.stall(path=LEASE)  # the rest of the API answers
-            if deadline == 4:
+            if deadline == 6:
                 assert first.wait_end() == 1
                 assert LOST in first.log
                 second.wait_log("msg=leading")
@@ -302,3 +302,18 @@ def test_a_leader_that_was_stopped_exits_and_its_late_write_is_refused(
                     assert request.server_status in (None, 409)
             assert jobs.admission_of(namespace, job) == 1
             assert record(cluster, first.lease)["holderIdentity"] == "second"
+
+
+def test_a_leader_that_was_stopped_for_too_long_does_not_renew(cluster: Cluster) -> None:
+    with cluster.controller("leader", settings=QUICK) as gate:
+        gate.pause()
+
+        def old() -> Object | None:
+            spec = record(cluster, gate.lease)
+            return spec if (now() - time_in(spec, "renewTime")).total_seconds() > 7 else None
+
+        last = cluster.wait(old, "the deadline is over")
+        gate.resume()
+        assert gate.wait_end() == 1
+        assert LOST in gate.log
+        assert record(cluster, gate.lease) == last  # nobody else has come, and still
