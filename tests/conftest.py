@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
 from tests import packaged
-from tests.cluster import local
-from tests.cluster.cluster import Cluster
+from tests.cluster import local, providers
+from tests.cluster.cluster import Cluster, ClusterError, Unsupported
 from tests.cluster.namespaces import Namespace
 from tests.faults.proxy import Proxy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="the full counts and sizes, and the tests marked long")
+    where = "where the test cluster runs; else $DISPATCH_TEST_KUBECONFIG, or local, or kind without Go"
+    parser.addoption("--provider", choices=providers.NAMES, help=where)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,9 +36,17 @@ def count(pytestconfig: pytest.Config) -> Callable[[int, int], int]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds the test cluster before the first test: the first time takes longer than a test's timeout."""
-    wanted = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wanted and not session.config.option.collectonly:
+    """Builds the local test cluster before the first test: the first time takes longer than a test's timeout.
+
+    Where kind pulls its images instead, the first test gets more time.
+    """
+    wanted = [item for item in session.items if "cluster" in getattr(item, "fixturenames", ())]
+    if not wanted or session.config.option.collectonly:
+        return
+    provider = providers.choose(session.config.option.provider)
+    if provider == "kind":
+        wanted[0].add_marker(pytest.mark.timeout(1800))
+    if provider == "local":
         try:
             local.build_programs(_progress(session.config))
         except local.LocalError as error:
@@ -50,19 +59,17 @@ _RUNNING = pytest.StashKey[Cluster]()
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """The run's cluster. It goes when pytest ends, however it ends."""
+    """The run's cluster. It goes when pytest ends, however it ends; kind's, unless pytest is killed."""
     if reason := pytestconfig.stash.get(_UNBUILT, ""):
         pytest.fail(reason, pytrace=False)
-    if os.environ.get("DISPATCH_TEST_KUBECONFIG"):
-        reason = "$DISPATCH_TEST_KUBECONFIG: running on an existing cluster is not supported yet: unset it"
-        pytest.fail(reason, pytrace=False)
+    provider = providers.choose(pytestconfig.option.provider)
     try:
-        started = local.start(tmp_path_factory.mktemp("cluster"))
-    except local.LocalError as error:
+        started = providers.start(tmp_path_factory.mktemp("cluster"), provider)
+    except ClusterError as error:
         pytest.fail(str(error), pytrace=False)
     pytestconfig.stash[_RUNNING] = started
     yield started
-    local.down(started.folder, started)
+    providers.down(started.folder, started)
     del pytestconfig.stash[_RUNNING]
 
 
@@ -92,6 +99,24 @@ def proxy(cluster: Cluster) -> Iterator[Proxy]:
 def zipapp(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The packaged controller, built once per run."""
     return packaged.build(tmp_path_factory.mktemp("package"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None]:
+    """Skips a test whose fixtures ask more of the cluster than its provider has. The next hook: one that asks so."""
+    yield from _unsupported_skips()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    yield from _unsupported_skips()
+
+
+def _unsupported_skips() -> Generator[None]:
+    try:
+        yield
+    except Unsupported as error:
+        pytest.skip(str(error))
 
 
 @pytest.hookimpl(wrapper=True)

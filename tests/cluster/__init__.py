@@ -2,6 +2,10 @@
 
 For a person: `python3 -m tests.cluster up DIR`, then `export KUBECONFIG=DIR/admin.kubeconfig`; `down DIR`; `list DIR`.
 
+It runs in processes on this machine (local). `--provider kind` runs it in Docker, with the projects' releases, and
+`$DISPATCH_TEST_KUBECONFIG` has the tests run on a cluster that is there: both do less, and what they cannot do raises
+`Unsupported`, which skips the test.
+
 For a test: the fixtures `cluster` (one per run, started when first asked for) and `namespace` (one per test, with a
 ClusterQueue, a LocalQueue `lq` and an AdmissionCheck of its own). For a script: `with local.up(folder) as cluster:`.
 
@@ -33,8 +37,10 @@ ClusterQueue, a LocalQueue `lq` and an AdmissionCheck of its own). For a script:
 | `supervisor` | the parent of every process: nothing outlives it, and it does not outlive its owner |
 | `components` | the flags, config files and readiness of each component |
 | `manifests`, `stages` | the published custom resources and webhooks, and kwok's Stages, made to fit |
-| `certificates`, `private_etc`, `read_only` | the cluster's own authority; another /etc for Kueue; no writable file system |
+| `certificates`, `private_etc`, `read_only` | the cluster's own authority; another /etc for Kueue; nothing to write to |
 | `local` | the order of the start; `up`, `attach`, `down` |
+| `providers` | which provider it is; `kind`, `existing`: the others; `remote`: what these two have in common |
+| `folder` | what may be in a cluster's folder, and is removed from it |
 | `cluster`, `namespaces`, `pods`, `nodes`, `audit`, `gate`, `unguarded` | what tests use |
 | `api`, `waiting` | plain requests; waiting with a deadline |
 

@@ -6,7 +6,8 @@ import argparse
 import pathlib
 import sys
 
-from . import local, supervisor
+from . import kind, local, providers, supervisor
+from .cluster import Cluster, ClusterError
 
 
 def main(argv: list[str]) -> int:
@@ -14,7 +15,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m tests.cluster", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     up = verbs.add_parser("up", help="start a cluster whose files are in DIR (built first, when it is the first time)")
-    up.add_argument("--provider", choices=("local", "kind"), default="local")
+    up.add_argument(
+        "--provider",
+        choices=providers.NAMES,
+        help="local: processes on this machine; kind: in Docker; without it: local, or kind if that is there and no go",
+    )
     up.add_argument("--real-node", action="store_true", help="add a node with a real kubelet")
     down = verbs.add_parser("down", help="end the cluster of DIR; its logs stay in DIR/logs")
     listing = verbs.add_parser("list", help="show the processes of the cluster of DIR")
@@ -25,10 +30,10 @@ def main(argv: list[str]) -> int:
         if arguments.verb == "up":
             return _up(arguments)
         if arguments.verb == "down":
-            local.down(arguments.folder)
+            providers.down(arguments.folder)
             return 0
         return _list(arguments.folder)
-    except (local.LocalError, supervisor.SupervisorError) as error:
+    except (ClusterError, supervisor.SupervisorError) as error:
         print(f"test cluster: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -37,11 +42,12 @@ def main(argv: list[str]) -> int:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    if arguments.provider == "kind":
-        raise local.LocalError("the provider kind is not supported yet: use --provider local")
+    provider = providers.to_start(arguments.provider)
+    if arguments.real_node and provider != "local":
+        raise ClusterError("--real-node needs --provider local")
     if arguments.real_node:
         raise local.LocalError("--real-node is not supported yet")
-    cluster = local.start(arguments.folder, progress=lambda line: print(line, flush=True))
+    cluster = providers.start(arguments.folder, provider, progress=lambda line: print(line, flush=True))
     cluster.disown()
     print(f"use it:  export KUBECONFIG={cluster.kubeconfig}")
     print(f"end it:  python3 -m tests.cluster down {cluster.folder}")
@@ -49,13 +55,23 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _list(folder: pathlib.Path) -> int:
-    cluster = local.attach(folder)
-    ports = cluster.components.ports
+    cluster = providers.attach(folder)
+    if kind.is_here(folder):
+        _list_deployments(cluster)
+    ports = {} if kind.is_here(folder) else cluster.components.ports
     print(f"{'COMPONENT':<26}{'PID':<9}{'PORT':<7}STATE")
     for process in cluster.status():
         state = process.state if process.exit_code is None else f"{process.state}, exit code {process.exit_code}"
         print(f"{process.name:<26}{process.pid:<9}{ports.get(process.name, ''):<7}{state}")
     return 0
+
+
+def _list_deployments(cluster: Cluster) -> None:
+    """What kind's cluster has in the place of processes."""
+    print(f"{'COMPONENT':<26}{'REPLICAS':<10}DEPLOYMENT")
+    for name, (namespace, deployment) in kind.DEPLOYMENTS.items():
+        status = cluster.get("Deployment", deployment, namespace).get("status", {})
+        print(f"{name:<26}{status.get('availableReplicas', 0):<10}{namespace}/{deployment}")
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ class Gate:
     It acts as the ServiceAccount of the installation page, under that page's ClusterRole, unless `kubeconfig` is given,
     or `in_cluster`: a folder that it sees as /var/run, as in a pod, with the credentials below (see `PodFiles`).
     `guards_off` names guards of `unguarded.GUARDS` that it runs without, `settings` gives constants of admission.py
-    other values (`{"Connection.SILENCE": 5}`), and `arguments` are more of its flags. `zipapp` runs this archive instead
-    of the source, on `python`, behind the program `wrapper`.
+    other values (`{"Connection.SILENCE": 5}`), and `arguments` are more of its flags. `zipapp` runs this archive, not
+    the source, on `python`, behind the program `wrapper`.
     """
 
     def __init__(
