@@ -37,7 +37,7 @@ ClusterQueue, a LocalQueue `lq` and an AdmissionCheck of its own). For a script:
 | `supervisor` | the parent of every process: nothing outlives it, and it does not outlive its owner |
 | `components` | the flags, config files and readiness of each component |
 | `manifests`, `stages` | the published custom resources and webhooks, and kwok's Stages, made to fit |
-| `certificates`, `private_etc`, `read_only` | the cluster's own authority; another /etc for Kueue; nothing to write to |
+| `certificates`, `private_etc`, `read_only` | the cluster's own authority; another /etc for Kueue; no file to write |
 | `local` | the order of the start; `up`, `attach`, `down` |
 | `providers` | which provider it is; `kind`, `existing`: the others; `remote`: what these two have in common |
 | `folder` | what may be in a cluster's folder, and is removed from it |
