@@ -49,7 +49,11 @@ def test_two_builds_in_two_folders_on_two_days_are_equal(zipapp: pathlib.Path, t
         os.utime(file, (10**9, 10**9))
     elsewhere = {"TZ": "Asia/Kolkata", "LC_ALL": "C", "SOURCE_DATE_EPOCH": "86400", "PYTHONHASHSEED": "7", "HOME": "/"}
     cache = os.environ.get("XDG_CACHE_HOME") or str(pathlib.Path.home() / ".cache")
-    done = packaged.run(folder, packaged.interpreter("3.13"), umask=0o077, XDG_CACHE_HOME=cache, **elsewhere)
+    before = os.umask(0o077)
+    try:
+        done = packaged.run(folder, packaged.interpreter("3.13"), XDG_CACHE_HOME=cache, **elsewhere)
+    finally:
+        os.umask(before)
     assert done.returncode == 0, done.stderr
     for one, other in zip(beside(zipapp), beside(folder / "dist" / packaged.NAME), strict=True):
         assert one.read_bytes() == other.read_bytes(), one.name
