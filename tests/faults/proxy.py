@@ -151,7 +151,10 @@ class Proxy:
         return self._add(Rule(method, path, times, LOSE_REQUEST))
 
     def lose_answer(self, method: str = "", path: str = "", *, times: int | None = None) -> Rule:
-        """Cuts the connection after the server has answered, before any of it is passed on."""
+        """Cuts the connection after the server has acted, before any of its answer is passed on.
+
+        When it has not acted (a conflict, for instance), the answer passes, and the rule waits for the next request.
+        """
         return self._add(Rule(method, path, times, LOSE_ANSWER))
 
     def cut_after(self, size: int, method: str = "", path: str = "", *, times: int | None = None) -> Rule:
@@ -171,7 +174,7 @@ class Proxy:
     def stall(self, method: str = "", path: str = "", *, times: int | None = None, acted: bool = False) -> Rule:
         """From now on nothing passes, and no connection is closed; what is open already stalls too.
 
-        A new request does not reach the server, unless `acted`: then only its answer stays away.
+        A new request does not reach the server, unless `acted`: then only its answer stays away, when it has acted.
         """
         return self._add(Rule(method, path, times, STALL_ANSWER if acted else STALL))
 
@@ -385,6 +388,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wait_while_stalled(request)
         response = self.ask(request)
         request.server_status = response.status
+        if rule and kind in (LOSE_ANSWER, STALL_ANSWER) and response.status >= 300:
+            rule.hits.remove(request)
+            kind = PASS
         if kind == LOSE_ANSWER:
             response.read()
             raise _Cut
