@@ -5,12 +5,17 @@ The gate's tests need jobs that the adapter would never make, too: ungated, fore
 
 from __future__ import annotations
 
+import contextlib
+import re
 import secrets
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.cluster.api import Object
+from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import Namespace
+from tests.cluster.waiting import unique
 
 GATE = "dispatch.phpboyscout.uk/start"
 GATED_BY = "kueue.x-k8s.io/admission-gated-by"
@@ -46,7 +51,7 @@ def trainjob(
 ) -> Object:
     """A TrainJob as the adapter creates it, at admission 0; `spec` are more fields of its spec."""
     name = name or new_name()
-    submission = int(name.rpartition("-s")[2]) if name.startswith("dj-") else 1
+    submission = int(match[1]) if (match := re.fullmatch(r"dj-.*-s(\d+)", name)) else 1
     labels = {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/priority-class": priority}
     env = [
         {"name": "DISPATCH_EPOCH", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{EPOCH}']"}}},
@@ -70,6 +75,27 @@ def trainjob(
             **spec,
         },
     }
+
+
+@contextlib.contextmanager
+def runtime(cluster: Cluster, change: Callable[[Object], None]) -> Iterator[str]:
+    """A runtime of the test's own, by name: the stock one, after `change` has edited its JobSet's spec."""
+    stock = cluster.get("ClusterTrainingRuntime", "torch-distributed")
+    change(stock["spec"]["template"]["spec"])
+    name = f"runtime-{unique()}"
+    cluster.create(
+        {"apiVersion": stock["apiVersion"], "kind": stock["kind"], "metadata": {"name": name}, "spec": stock["spec"]}
+    )
+    try:
+        yield name
+    finally:
+        cluster.delete("ClusterTrainingRuntime", name)
+
+
+def pod_of(jobset: Object) -> Object:
+    """The pod spec of the replicated job `node`, in a JobSet's spec."""
+    spec: Object = jobset["replicatedJobs"][-1]["template"]["spec"]["template"]["spec"]
+    return spec
 
 
 def batch_job(name: str, *, cpu: str = "1", queue: str = "lq") -> Object:
@@ -158,12 +184,23 @@ def epochs_of_living(namespace: Namespace, job: str) -> set[str]:
     return {epoch_of(pod) for pod in namespace.pods(job) if pod["status"].get("phase") not in ("Succeeded", "Failed")}
 
 
+def admission_in(trainjob: Object) -> int | None:
+    """The admission count on a TrainJob; None when it has none that can be read."""
+    for patch in trainjob["spec"].get("runtimePatches", []):
+        if patch["manager"] == MANAGER:
+            try:
+                job = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+                return int(job["template"]["spec"]["template"]["metadata"]["annotations"][ADMISSION])
+            except (LookupError, ValueError):
+                return None
+    return None
+
+
 def admission_of(namespace: Namespace, job: str) -> int:
-    """The admission count on a TrainJob."""
-    patches = namespace.get("TrainJob", job)["spec"]["runtimePatches"]
-    patch = next(p for p in patches if p["manager"] == MANAGER)
-    jobs = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    return int(jobs[0]["template"]["spec"]["template"]["metadata"]["annotations"][ADMISSION])
+    """The admission count on a TrainJob of this name."""
+    admission = admission_in(namespace.get("TrainJob", job))
+    assert admission is not None
+    return admission
 
 
 def preempt(namespace: Namespace, job: str, *, cpu: str) -> str:
@@ -184,3 +221,84 @@ def finish(namespace: Namespace, job: str) -> None:
             lambda: all(p["status"].get("phase") != "Running" for p in namespace.pods(job)), f"the pods of {job} end"
         )
         assert time.monotonic() < until, f"{job} does not complete"
+
+
+# --- Workloads made by hand: what Kueue, left alone, shows only for a moment, or never
+
+
+def workload(
+    name: str, owner: Object | None = None, *, annotations: Object | None = None, cpu: str = "100m", **spec: Any
+) -> Object:
+    """A Workload in the queue that Kueue gives quota to like its own, with this owner reference."""
+    container = {"name": "node", "image": "example.invalid/any", "resources": {"requests": {"cpu": cpu}}}
+    template = {
+        "metadata": {"annotations": annotations or {}},
+        "spec": {"containers": [container], "restartPolicy": "Never"},
+    }
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "metadata": {"name": name, "ownerReferences": [owner] if owner else []},
+        "spec": {"queueName": "lq", "podSets": [{"name": "node", "count": 1, "template": template}], **spec},
+    }
+
+
+def controller(obj: Object, **changes: Any) -> Object:
+    """The reference that says that an object controls another."""
+    meta = obj["metadata"]
+    reference = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "name": meta["name"], "uid": meta["uid"]}
+    return {**reference, "controller": True, **changes}
+
+
+def held_at_the_gate(namespace: Namespace, job: Object | None = None) -> str:
+    """A suspended TrainJob that the gate holds back (`hold` 1), returned by name; `release` lets it be decided anew.
+
+    The TrainJob is in no queue, and its Workload is made by hand: so Kueue, which would put a TrainJob right at once,
+    leaves it alone, and the gate can be shown a state for as long as a test looks.
+    """
+    job = job or trainjob(queue=None, gated=False, suspend=True)
+    name: str = job["metadata"]["name"]
+    job["metadata"]["annotations"][HOLD] = "1"
+    namespace.create(workload(name, controller(namespace.create(job))))
+    wait_message(namespace, name, "held: instance 1")
+    return name
+
+
+def release(namespace: Namespace, job: str, instance: int = 1) -> None:
+    """What the adapter writes when it releases a hold."""
+    namespace.patch("TrainJob", job, {"metadata": {"annotations": {HOLD: f"released-{instance}"}}})
+
+
+def wait_ready(namespace: Namespace, job: str, message: str, *, timeout: float = 60) -> Object:
+    """Waits until the gate has approved a job with a message that contains `message`; returns the entry."""
+
+    def entry() -> Object | None:
+        found = check(namespace, job)
+        return found if found["state"] == "Ready" and message in found["message"] else None
+
+    return namespace.cluster.wait(entry, f"the gate approves {job} with {message!r}", timeout, interval=0.05)
+
+
+def poke(namespace: Namespace, workload: str) -> None:
+    """Changes a Workload, named itself, in a way that nobody minds: the gate looks at it now, not seconds later."""
+    namespace.patch("Workload", workload, {"metadata": {"annotations": {"dispatch.test/poke": secrets.token_hex(4)}}})
+
+
+def wait_looked_at(namespace: Namespace, name: str, *, beside: Namespace | None = None) -> None:
+    """Returns when the gate has looked at a Workload, named itself, as it is now.
+
+    The gate takes changes in their order: when a Workload that was made after this one's last change is approved, the
+    gate has seen that change. (When it reads a TrainJob before it decides, the caller waits for that.) `beside` is
+    where that other one is made, when the namespace itself has no quota for it.
+    """
+    poke(namespace, name)
+    namespace = beside or namespace
+    later = f"later-{secrets.token_hex(4)}"
+    namespace.create(workload(later, cpu="1m"))
+
+    def approved() -> bool:
+        entries = namespace.get("Workload", later)["status"]["admissionChecks"]
+        return any(entry["state"] == "Ready" for entry in entries if entry["name"] == namespace.check)
+
+    namespace.cluster.wait(approved, "the gate approves what came later", interval=0.05)
+    namespace.delete("Workload", later)

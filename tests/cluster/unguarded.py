@@ -6,6 +6,7 @@ gets another value with `NAME=NUMBER` in the place of a guard (`Connection.SILEN
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import sys
 import threading
@@ -74,9 +75,16 @@ def _renew(module: Any) -> None:
     module.Connection.__init__ = lambda connection, client, _: begin(connection, client)
 
 
+def _raise_once(module: Any) -> None:
+    """Decides as if it did not know of its own raise."""
+    decide = module.decide
+    module.decide = lambda facts: decide(dataclasses.replace(facts, raised=None))
+
+
 # Each takes the module and replaces one guard in it.
 GUARDS: dict[str, Callable[[Any], None]] = {
     "old-pods": lambda module: setattr(module, "remains", lambda _: False),  # row 11
+    "raise-once": _raise_once,  # row 13
     "lease": _lease,
     "record-duration": _record_duration,
     "monotonic": _monotonic,
