@@ -1363,6 +1363,10 @@ def run(gate: Gate, elector: Elector, events: SimpleQueue[str], identity: str) -
     start(elector.run)
     leading, event = False, ""
     while event not in (STOP, LOST, ENDED):
+        if thread := PULSE.stands_still():
+            log("ERROR", "ended", loop=thread, error=f"it stands still for {STANDSTILL} s")
+            faulthandler.dump_traceback(file=2)
+            break
         left = elector.leading_until - time.monotonic() if leading else math.inf
         try:
             event = events.get(timeout=min(max(left, 0.0), STANDSTILL / 30))
@@ -1373,10 +1377,6 @@ def run(gate: Gate, elector: Elector, events: SimpleQueue[str], identity: str) -
             log("INFO", "leading", identity=identity)
             for loop in (gate.run_passes, gate.run_rechecks, *[gate.run_worker] * WORKERS):
                 start(loop)
-        if not event and (thread := PULSE.stands_still()):
-            log("ERROR", "ended", loop=thread, error=f"it stands still for {STANDSTILL} s")
-            faulthandler.dump_traceback(file=2)
-            event = ENDED
     if leading:
         log("INFO", "stopped leading", identity=identity)
     if event == STOP:
