@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
         choices=providers.NAMES,
         help="local: processes on this machine; kind: in Docker; without it: local, or kind if that is there and no go",
     )
-    up.add_argument("--real-node", action="store_true", help="add a node with a real kubelet")
+    up.add_argument("--real-node", action="store_true", help="add a node with a real kubelet (needs root)")
     down = verbs.add_parser("down", help="end the cluster of DIR; its logs stay in DIR/logs")
     listing = verbs.add_parser("list", help="show the processes of the cluster of DIR")
     for verb in (up, down, listing):
@@ -46,12 +46,17 @@ def _up(arguments: argparse.Namespace) -> int:
     if arguments.real_node and provider != "local":
         raise ClusterError("--real-node needs --provider local")
     if arguments.real_node:
-        raise local.LocalError("--real-node is not supported yet")
-    cluster = providers.start(arguments.folder, provider, progress=lambda line: print(line, flush=True))
+        cluster = local.start(arguments.folder, with_real_node=True, progress=_say)
+    else:
+        cluster = providers.start(arguments.folder, provider, progress=_say)
     cluster.disown()
     print(f"use it:  export KUBECONFIG={cluster.kubeconfig}")
     print(f"end it:  python3 -m tests.cluster down {cluster.folder}")
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _list(folder: pathlib.Path) -> int:

@@ -4,7 +4,7 @@ Each folder below `components/` is a Go module whose go.mod and go.sum pin one u
 is built from. The programs, and the manifests that are read when a cluster starts, go to
 `~/.cache/dispatch-test-cluster/<component>-<key>`, where the key is the hash of those two files and the recipe below:
 a changed pin is built again, nothing else is. Go's own build cache would grow to about 10 GB; a throw-away one is used
-and removed.
+and removed. What a real node needs (`node_components`) is built only for those who ask for one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 COMPONENTS = pathlib.Path(__file__).parent / "components"
 GO_REQUIRED = (1, 26)
@@ -36,13 +36,18 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Component:
-    """One upstream project: `programs` maps a binary's name to its Go package, `manifests` are globs in its module."""
+    """One upstream project: `programs` maps a binary's name to its Go package, `manifests` are globs in its module.
+
+    `tags` and `cgo` are not in the repr, which is part of every key, but in the keys of those that have them.
+    """
 
     name: str
     module: str
     programs: dict[str, str]
     manifests: tuple[str, ...] = ()
     ldflags: str = ""
+    tags: str = field(default="", repr=False)
+    cgo: bool = field(default=False, repr=False)
 
 
 ALL = (
@@ -79,21 +84,80 @@ ALL = (
     ),
 )
 
+_CONTAINERD, _PLUGINS = "github.com/containerd/containerd/v2", "github.com/containernetworking/plugins"
+# Statically linked, so that they run whatever the node's namespaces show them as the system's libraries.
+_STATIC = "urfave_cli_no_docs osusergo netgo"
+_NODE = (
+    Component(
+        "kubelet",
+        "k8s.io/kubernetes",
+        {"kubelet": "k8s.io/kubernetes/cmd/kubelet"},
+        ldflags="-X k8s.io/component-base/version.gitVersion=v1.37.2",
+    ),
+    Component(
+        "containerd",
+        _CONTAINERD,
+        {name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
+        ldflags=f"-X {_CONTAINERD}/version.Version=v2.4.2",
+        tags=f"{_STATIC} static_build no_btrfs no_devmapper no_zfs no_tracing",
+    ),
+    Component(
+        "cni",
+        _PLUGINS,
+        {"bridge": f"{_PLUGINS}/plugins/main/bridge", "host-local": f"{_PLUGINS}/plugins/ipam/host-local"},
+    ),
+    Component("pause", "dispatch.test/pause", {"pause": "dispatch.test/pause"}),
+)
+_RUNC = Component(
+    "runc",
+    "github.com/opencontainers/runc",
+    {"runc": "github.com/opencontainers/runc"},
+    ldflags="-X main.version=1.5.3 -extldflags -static",
+    tags=_STATIC,
+    cgo=True,  # what enters a container's namespaces is written in C
+)
+_RUNC_SECCOMP = replace(_RUNC, tags=f"{_STATIC} seccomp")
+
+
+def node_components(progress: Progress) -> tuple[Component, ...]:
+    """What a real node needs.
+
+    Where libseccomp is not there to build with, it is runc without seccomp, and `progress` is told what that means.
+    """
+    if _folder(_RUNC_SECCOMP).is_dir() or _has_libseccomp():
+        return (*_NODE, _RUNC_SECCOMP)
+    progress(
+        "runc is used without seccomp: pods that ask for a seccomp profile (RuntimeDefault) fail on the real node. "
+        "To have it, install libseccomp's headers and pkg-config (Debian: apt-get install libseccomp-dev pkg-config)"
+    )
+    return (*_NODE, _RUNC)
+
+
+def _has_libseccomp() -> bool:
+    """Whether a C program can be linked with it, statically."""
+    if not (shutil.which("cc") and shutil.which("pkg-config")):
+        return False
+    program = "#include <seccomp.h>\nint main(void) { return seccomp_api_get() == 0; }"
+    link = ["cc", "-static", "-x", "c", "-", "-o", "/dev/null", "-lseccomp"]
+    return subprocess.run(link, input=program, text=True, capture_output=True).returncode == 0
+
 
 def cache_root() -> pathlib.Path:
     """The folder that keeps built components between runs."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "dispatch-test-cluster"
 
 
-def ensure(progress: Progress, *, skip: frozenset[str] = frozenset()) -> dict[str, pathlib.Path]:
+def ensure(
+    progress: Progress, *, skip: frozenset[str] = frozenset(), components: Sequence[Component] = ALL
+) -> dict[str, pathlib.Path]:
     """Returns each component's folder (`bin/`, `manifests/`), building what the cache lacks.
 
     Safe to call from several processes at once: one builds, the others wait. Raises BuildError.
     """
-    wanted = [c for c in ALL if c.name not in skip]
+    wanted = [c for c in components if c.name not in skip]
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
-    folders = {c.name: root / f"{c.name}-{_key(c)}" for c in wanted}
+    folders = {c.name: _folder(c) for c in wanted}
     if all(f.is_dir() for f in folders.values()):
         return folders
     with _lock(root / "lock", progress):
@@ -109,10 +173,17 @@ def ensure(progress: Progress, *, skip: frozenset[str] = frozenset()) -> dict[st
     return folders
 
 
+def _folder(component: Component) -> pathlib.Path:
+    return cache_root() / f"{component.name}-{_key(component)}"
+
+
 def _key(component: Component) -> str:
     digest = hashlib.sha256(repr(component).encode())
-    for name in ("go.mod", "go.sum"):
-        digest.update((COMPONENTS / component.name / name).read_bytes())
+    if component.tags or component.cgo:
+        digest.update(f"{component.tags} {component.cgo}".encode())
+    files = COMPONENTS / component.name
+    for file in sorted([*files.glob("go.*"), *files.glob("*.go")]):
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -130,9 +201,12 @@ def _build(component: Component, target: pathlib.Path, scratch: pathlib.Path, pr
     staging = scratch / component.name
     (staging / "bin").mkdir(parents=True)
     ldflags = f"-s -w {component.ldflags}".strip()
+    if component.cgo and shutil.which("cc") is None:
+        raise BuildError(f"{component.name} needs a C compiler: install one (Debian: apt-get install gcc libc6-dev)")
+    environment = {"CGO_ENABLED": "1" if component.cgo else "0"}
     for binary, package in component.programs.items():
-        output = staging / "bin" / binary
-        _go(["build", "-trimpath", "-ldflags", ldflags, "-o", str(output), package], module, scratch, progress, binary)
+        arguments = ["-trimpath", "-tags", component.tags, "-ldflags", ldflags, "-o", str(staging / "bin" / binary)]
+        _go(["build", *arguments, package], module, scratch, progress, binary, environment)
     source = pathlib.Path(_go(["list", "-m", "-f", "{{.Dir}}", component.module], module, scratch, progress).strip())
     for pattern in component.manifests:
         copy_manifests(source, pattern, staging / "manifests")
@@ -150,15 +224,22 @@ def copy_manifests(source: pathlib.Path, pattern: str, target: pathlib.Path) -> 
         copy.write_bytes(file.read_bytes())  # the module cache is read-only, the copy is not
 
 
-def _go(arguments: list[str], module: pathlib.Path, scratch: pathlib.Path, progress: Progress, what: str = "") -> str:
+def _go(
+    arguments: list[str],
+    module: pathlib.Path,
+    scratch: pathlib.Path,
+    progress: Progress,
+    what: str = "",
+    env: Mapping[str, str] | None = None,
+) -> str:
     environment = {
         **os.environ,
-        "CGO_ENABLED": "0",
         "GOCACHE": str(scratch / "gocache"),
         "GOTMPDIR": str(scratch),
         "GOFLAGS": "-mod=readonly -buildvcs=false",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
+        **(env or {}),
     }
     log = scratch / "go.log"
     with log.open("w") as errors, _heartbeat(f"building {what}" if what else "", progress):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import kubernetes
 
-from . import supervisor
+from . import real_node, supervisor
 from .api import MERGE, Api, Object
 from .audit import Audit, Call, Event
 from .certificates import Pair
@@ -192,8 +192,13 @@ class Cluster:
 
     def ready(self, component: str) -> None:
         """Returns when a component serves."""
-        what = f"{component} is ready"
-        wait(lambda: self.components.ready(component, self.api), what, timeout=90, check=self.check)
+
+        def ready() -> bool:
+            if component in real_node.NAMES:
+                return real_node.ready(self, component)
+            return self.components.ready(component, self.api)
+
+        wait(ready, f"{component} is ready", timeout=90, check=self.check)
 
     def status(self) -> list[Process]:
         """Every process of the cluster: components, and gates that tests started."""

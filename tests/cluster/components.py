@@ -24,15 +24,16 @@ import yaml
 from . import private_etc, stages
 from .api import Api, ApiError, Object
 from .certificates import Authority, Pair, write_key
+from .machine import SERVICE_ADDRESS
 
 # In the order of their start; the last four need the custom resources.
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 CONTROLLERS = ("jobset", "trainer", "kueue", "kwok")
 NAMES = (*CONTROL_PLANE, *CONTROLLERS)
-PORTS = (*NAMES, "etcd-peer")
+PORTS = (*NAMES, "etcd-peer", "kubelet")
 
 # A documentation range (RFC 2544): unlike 10.0.0.0/24 it is nobody's router, should a pod's service address leak.
-SERVICE_RANGE, SERVICE_ADDRESS = "198.18.0.0/24", "198.18.0.1"
+SERVICE_RANGE = "198.18.0.0/24"  # and SERVICE_ADDRESS is its first address
 ADMIN = "admin"
 KUBELET_CLIENT = "kube-apiserver-kubelet-client"  # as whom the API server calls a kubelet
 # Each component is a user of its own, so that the audit log tells who did what. kube-controller-manager and

@@ -6,10 +6,10 @@ import pathlib
 import shutil
 import sys
 
-from . import components, supervisor
+from . import components, real_node, supervisor
 
 KIND = "kind-cluster"  # the name of the kind cluster that was made for the folder
-FILES = components.FILES | {supervisor.LOGS, supervisor.STATE, supervisor.SOCKET, KIND}
+FILES = components.FILES | {supervisor.LOGS, supervisor.STATE, supervisor.SOCKET, KIND, real_node.NAME}
 
 
 def unusable(folder: pathlib.Path) -> str:

@@ -13,16 +13,18 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
+from subprocess import SubprocessError
 from typing import Any
 
 from urllib3.exceptions import HTTPError
 
-from . import build, manifests, supervisor
+from . import build, manifests, real_node, supervisor
 from . import folder as places
 from .api import Api, ApiError, Object
 from .cluster import Cluster, ClusterError, ComponentDied
 from .components import CONTROLLERS, KUBELET_CLIENT, PORTS, Command, Components, Programs
 from .nodes import KWOK_NODES
+from .real_node import RealNode
 from .supervisor import Processes
 from .waiting import WaitTimeout, wait
 
@@ -33,6 +35,7 @@ NAMESPACES = ("jobset-system", "kubeflow-system", "kueue-system", "dispatch-syst
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 Progress = Callable[[str], None]
+_FAILURES = (ComponentDied, WaitTimeout, ApiError, HTTPError)
 
 
 class LocalError(ClusterError):
@@ -53,13 +56,16 @@ def up(folder: pathlib.Path, *, progress: Progress = quiet) -> Iterator[Cluster]
         down(folder, cluster)
 
 
-def start(folder: pathlib.Path, *, progress: Progress = quiet) -> Cluster:
+def start(folder: pathlib.Path, *, with_real_node: bool = False, progress: Progress = quiet) -> Cluster:
     """Starts a cluster in `folder`, owned by this process: `down` it, or `cluster.disown()` it."""
     folder = folder.absolute()
     if reason := places.unusable(folder):
         raise LocalError(reason)
     programs = build_programs(progress)
+    if with_real_node:
+        build_node_programs(progress)
     places.empty(folder)
+    supervisor.sweep()
     began = time.monotonic()
     processes = _launch(folder)
     try:
@@ -67,7 +73,9 @@ def start(folder: pathlib.Path, *, progress: Progress = quiet) -> Cluster:
         described.prepare()
         described.save()
         cluster = _Starting(described, processes, progress).run()
-    except (ComponentDied, WaitTimeout, ApiError, HTTPError) as error:
+        if with_real_node:
+            add_real_node(cluster, progress)
+    except (ClusterError, *_FAILURES) as error:
         down(folder)
         raise LocalError(f"the cluster did not start: {error}\nAll logs are in {folder / supervisor.LOGS}") from error
     except BaseException:  # Ctrl-C too
@@ -75,6 +83,17 @@ def start(folder: pathlib.Path, *, progress: Progress = quiet) -> Cluster:
         raise
     progress(f"the cluster is up after {time.monotonic() - began:.0f} s")
     return cluster
+
+
+def add_real_node(cluster: Cluster, progress: Progress = quiet) -> RealNode:
+    """Joins a real node to a cluster, whose end is the node's, too. Raises LocalError."""
+    node = RealNode(cluster)
+    try:
+        node.join(build_node_programs(progress), progress)
+    except (*_FAILURES, supervisor.SupervisorError, OSError, SubprocessError) as error:
+        logs = cluster.folder / supervisor.LOGS
+        raise LocalError(f"the real node did not start: {error}\nAll logs are in {logs}") from error
+    return node
 
 
 def attach(folder: pathlib.Path) -> Cluster:
@@ -116,6 +135,16 @@ def build_programs(progress: Progress) -> Programs:
         kueue_source=str(pathlib.Path(source).absolute()) if source else str(folders["kueue"] / "manifests"),
         given_kueue=bool(binary),
     )
+
+
+def build_node_programs(progress: Progress) -> dict[str, pathlib.Path]:
+    """Where a real node's programs are, built when they are not there yet. Raises LocalError, where it cannot run."""
+    if reason := real_node.missing():
+        raise LocalError(reason)
+    try:
+        return real_node.programs(progress)
+    except build.BuildError as error:
+        raise LocalError(str(error)) from error
 
 
 def _launch(folder: pathlib.Path) -> Processes:

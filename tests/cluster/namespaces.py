@@ -24,15 +24,17 @@ Objects = list[Object]  # `Namespace.list` hides the type within its class
 class Queue:
     """What a namespace's ClusterQueue looks like.
 
-    `quota` is in CPUs, for each flavor; `flavors` are more flavors than one, by suffix of their name. `check` lists an
-    AdmissionCheck of the gate's on the queue, for all flavors, or for those in `on_flavors`; `extra_checks` are others,
-    `<namespace>-<name>` with the controllerName `dispatch-test/<name>`. `borrow` and `lend` are limits in a `cohort`.
+    `quota` is in CPUs, for each flavor; `flavors` are more flavors than one, by suffix of their name; `flavor_spec` is
+    what they are like. `check` lists an AdmissionCheck of the gate's on the queue, for all flavors, or for those in
+    `on_flavors`; `extra_checks` are others, `<namespace>-<name>` with the controllerName `dispatch-test/<name>`.
+    `borrow` and `lend` are limits in a `cohort`.
     """
 
     quota: str = "4"
     memory: str = "1Ti"
     check: bool = True
     flavors: Sequence[str] = ("",)
+    flavor_spec: Object | None = None
     on_flavors: Sequence[str] | None = None
     extra_checks: Sequence[str] = ()
     cohort: str | None = None
@@ -142,7 +144,7 @@ class Namespace:
 
     def _objects(self) -> Objects:
         made: Objects = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.name}}]
-        made += [_kueue("ResourceFlavor", flavor, {}) for flavor in self.flavors]
+        made += [_kueue("ResourceFlavor", flavor, self.options.flavor_spec or {}) for flavor in self.flavors]
         if self.check:
             made.append(_kueue("AdmissionCheck", self.check, {"controllerName": CONTROLLER}))
         made += [

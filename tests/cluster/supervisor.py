@@ -10,6 +10,8 @@ is the other end. What it guarantees:
 - A child that ends unasked is remembered with its exit code; nothing is restarted behind a test's back.
 - The ports that it hands out stay reserved as long as it lives, so a component that was killed gets its own one back
   and clusters side by side never meet.
+- The cgroup that it made is removed with the last process. Only its own SIGKILL leaves one behind: the next `shutdown`
+  or `sweep`, of whatever folder, removes it.
 
 It runs on the standard library alone and in one thread: the death signal of a child fires when the *thread* that
 started it ends, not the process.
@@ -31,6 +33,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from . import cgroups, kernel
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STATE, SOCKET, LOGS = "supervisor.json", "supervisor.sock", "logs"
@@ -75,7 +79,7 @@ def start_time(pid: int) -> int | None:
 def die_with(parent: int) -> None:
     """Makes the kernel kill this process when the thread that started it ends. Survives exec, not a change of user."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the line above
+    if os.getppid() not in (parent, 0):  # it ended before the line above; 0 is a parent outside this PID namespace
         os._exit(1)
 
 
@@ -87,6 +91,7 @@ class _Child:
     argv: list[str]
     env: dict[str, str]
     essential: bool
+    inside: str | None
     popen: subprocess.Popen[bytes]
     started: int | None
     log_start: int
@@ -100,6 +105,7 @@ class _Server:
     owner: int | None
     children: dict[str, _Child] = field(default_factory=dict)
     ports: dict[str, socket.socket] = field(default_factory=dict)
+    cgroup: str = ""
     leaving: bool = False
 
     def serve(self) -> None:
@@ -156,8 +162,19 @@ class _Server:
                 self.ports[name] = holder
         return {name: self.ports[name].getsockname()[1] for name in names}
 
+    def do_cgroup(self) -> str:
+        if not self.cgroup:
+            self.cgroup = cgroups.name(os.getpid(), start_time(os.getpid()))
+            cgroups.make(self.cgroup)
+        return self.cgroup
+
     def do_start(
-        self, name: str, argv: list[str] | None = None, env: dict[str, str] | None = None, essential: bool = True
+        self,
+        name: str,
+        argv: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        essential: bool = True,
+        inside: str | None = None,
     ) -> int:
         known = self.children.get(name)
         if known and known.popen.poll() is None:
@@ -165,9 +182,17 @@ class _Server:
         if argv is None:
             if known is None:
                 raise SupervisorError(f"{name} was never started")
-            argv, env, essential = known.argv, known.env, known.essential
+            argv, env, essential, inside = known.argv, known.env, known.essential, known.inside
+        machine = self.child(inside).popen.pid if inside and inside != name else None
         me, environment = os.getpid(), env or {}
-        with (self.folder / LOGS / f"{name}.log").open("ab") as log:
+
+        def prepare() -> None:
+            die_with(me)
+            if machine:
+                kernel.setns(machine, "net")
+                kernel.setns(machine, "mnt")  # last: it hides this /proc
+
+        with (self.folder / LOGS / f"{name}.log").open("ab") as log, _pid_namespace(inside, machine):
             log_start = log.tell()
             popen = subprocess.Popen(
                 argv,
@@ -177,9 +202,10 @@ class _Server:
                 cwd=ROOT,
                 env={**os.environ, **environment},
                 start_new_session=True,  # a Ctrl-C at the terminal is for whoever started the cluster
-                preexec_fn=lambda: die_with(me),  # noqa: PLW1509  # there is one thread
+                preexec_fn=prepare,  # noqa: PLW1509  # there is one thread
             )
-        self.children[name] = _Child(argv, environment, essential, popen, start_time(popen.pid), log_start)
+        started = start_time(popen.pid)
+        self.children[name] = _Child(argv, environment, essential, inside, popen, started, log_start)
         return popen.pid
 
     def do_stop(self, name: str, gently: bool = False) -> int | None:
@@ -239,6 +265,8 @@ class _Server:
             child.popen.kill()
         for child in self.children.values():
             child.popen.wait()
+        if self.cgroup and (left := cgroups.remove(self.cgroup)):
+            print(f"these cgroups could not be removed: {', '.join(map(str, left))}", file=sys.stderr, flush=True)
 
     def record(self) -> None:
         """Writes down whom `down` must see gone, should this process itself be killed."""
@@ -252,6 +280,22 @@ class _Server:
         draft = self.folder / f"{STATE}.new"
         draft.write_text(text)
         draft.rename(self.folder / STATE)
+
+
+@contextlib.contextmanager
+def _pid_namespace(inside: str | None, machine: int | None) -> Iterator[None]:
+    """What is started in this block is in the PID namespace of `machine`; without one, it is process 1 of a new one."""
+    if inside is None:
+        yield
+        return
+    try:
+        if machine:
+            kernel.setns(machine, "pid")
+        else:
+            kernel.unshare(kernel.CLONE_NEWPID)
+        yield
+    finally:
+        kernel.setns("self", "pid")
 
 
 def _is_same(folder: pathlib.Path, number: int) -> bool:
@@ -350,14 +394,26 @@ class Processes:
         ports: dict[str, int] = self.call("ports", names=names)
         return ports
 
+    def cgroup(self) -> str:
+        """The name of the cgroup, in every hierarchy, that goes with this supervisor."""
+        cgroup: str = self.call("cgroup")
+        return cgroup
+
     def start(
-        self, name: str, argv: list[str] | None = None, env: dict[str, str] | None = None, *, essential: bool = True
+        self,
+        name: str,
+        argv: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        *,
+        essential: bool = True,
+        inside: str | None = None,
     ) -> int:
         """Starts a process and returns its pid; without `argv`, the one that ran under this name before.
 
-        When an essential one ends unasked, the cluster is broken and every wait says so.
+        When an essential one ends unasked, the cluster is broken and every wait says so. `inside` names a process in
+        whose PID, mount and network namespaces it runs, or itself: then it is process 1 of a PID namespace of its own.
         """
-        pid: int = self.call("start", name=name, argv=argv, env=env, essential=essential)
+        pid: int = self.call("start", name=name, argv=argv, env=env, essential=essential, inside=inside)
         return pid
 
     def kill(self, name: str) -> int | None:
@@ -426,6 +482,14 @@ def shutdown(folder: pathlib.Path) -> None:
         time.sleep(0.02)
     for name in (STATE, SOCKET):
         (folder / name).unlink(missing_ok=True)
+    sweep()
+
+
+def sweep() -> None:
+    """Removes the cgroups of supervisors that were killed, of whatever folder."""
+    for cgroup, (pid, started) in cgroups.owners().items():
+        if start_time(pid) != started:
+            cgroups.remove(cgroup)
 
 
 def _recorded(folder: pathlib.Path) -> list[tuple[int, int | None]]:

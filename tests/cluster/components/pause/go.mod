@@ -1,0 +1,3 @@
+module dispatch.test/pause
+
+go 1.26.0
