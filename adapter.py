@@ -591,9 +591,13 @@ def _check_mapping(value: object, where: str) -> Mapping[str, Any]:
 
 
 def _check_text(value: object, where: str) -> None:
-    """A string that can be sent, and be an argument of a process."""
-    if not isinstance(value, str) or "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
-        raise Invalid(f"{where}: {_shown(value)} is not a string (of Unicode, without NUL)")
+    """A string that reaches the process as it is.
+
+    No argument of a process holds NUL. The other characters are those that YAML refuses, or folds (U+0085): Trainer
+    applies the JobSet with a patch that the API server reads as YAML, and when that fails only an Event tells.
+    """
+    if not isinstance(value, str) or re.search("[\0\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff]", value):
+        raise Invalid(f"{where}: {_shown(value)} is not a string of printable characters, tabs and line ends")
 
 
 def _check_whole(value: object, where: str, least: int, most: int) -> None:
@@ -887,6 +891,13 @@ def may_still_run(trainjobs: Sequence[Object], jobsets: Sequence[Object], pods: 
 def remains(pod: Object) -> bool:
     """Whether a pod may still run: anything that is not plainly finished, however long it has been terminating."""
     return _at(pod, "status", "phase") not in ("Succeeded", "Failed")
+
+
+def stands_still(jobset: Object) -> bool:
+    """Whether a JobSet is suspended, says so itself, and counts no active Job."""
+    counts = [job.get("active", 0) for job in _objects(_at(jobset, "status", "replicatedJobsStatus"))]
+    suspended = _at(jobset, "spec", "suspend") is True and bool(_condition(jobset, "Suspended"))
+    return suspended and all(count == 0 for count in counts)
 
 
 def leftovers(uid: str, trainjob: Object | None, found: Mapping[str, Sequence[Object]]) -> dict[str, list[Object]]:
@@ -1470,6 +1481,8 @@ def _explanation(error: ApiError, what: str) -> DispatchError:
 # ======================================================================================================================
 
 SETTLE = 30.0  # seconds, besides the pods' own grace periods, that `stop` waits for quiet, and then for all to be gone
+APPEAR = 5.0  # seconds that it waits for a JobSet that Trainer has not made yet
+LOOK_AGAIN = 1.0  # seconds between the two looks that must find nothing left: a controller may just be making something
 
 
 def connect(
@@ -1739,10 +1752,11 @@ class Backend:
                     return
 
     def _quieten(self, handle: Handle) -> None:
-        """Has the job suspended, for good, and waits until its pods have ended: bounded, and it need not succeed.
+        """Has the job suspended, for good, and waits until it stands still: bounded, and it need not succeed.
 
-        Deleting it then starts no pod. When the mark is refused (its runtime is gone, a webhook is away), or the time
-        is up, deleting it at once is the next best: nothing follows a TrainJob that is gone.
+        Deleting it then starts no pod, and no controller is just making something for it. When the mark is refused (its
+        runtime is gone, a webhook is away), or the time is up, deleting it at once is the next best: nothing follows a
+        TrainJob that is gone.
         """
         started, pause = time.monotonic(), 0.1
         gated = ended = False
@@ -1757,21 +1771,27 @@ class Backend:
             while True:
                 if self.settings.kueue and not (gated or ended):  # again each time: Kueue may have made it anew
                     self._deactivate(handle, seconds=10.0)
-                with explained(f"the pods of TrainJob {handle}"):
+                with explained(f"JobSet and pods of TrainJob {handle}"):
+                    jobsets = list_jobsets(self._api, self._namespace, _selector(handle.name))
                     pods = [p for p in list_pods(self._api, self._namespace, _selector(handle.name)) if remains(p)]
-                if not pods or time.monotonic() > started + SETTLE + _grace(pods):
+                patience = SETTLE + _grace(pods) if jobsets or pods else APPEAR
+                quiet = not pods and (ended or (jobsets and all(map(stands_still, jobsets))))
+                if quiet or time.monotonic() > started + patience:
                     return
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
 
     def _clear_away(self, name: str, uid: str) -> None:
         """Waits until nothing of a submission is left, and deletes what its TrainJob's deletion left behind."""
-        started, pause = time.monotonic(), 0.05
+        started, pause, looks = time.monotonic(), 0.05, 0
         with explained(f"what is left of TrainJob {self._namespace}/{name}"):
-            while True:
+            while looks < 2:
                 left = leftovers(uid, self._read(name), self._labelled(name, uid))
                 if not any(left.values()):
-                    return
+                    looks += 1
+                    time.sleep(LOOK_AGAIN if looks < 2 else 0)
+                    continue
+                looks = 0
                 if time.monotonic() > started + SETTLE + _grace(left["Pod"]):
                     seconds = round(time.monotonic() - started)
                     raise Unreachable(

@@ -21,7 +21,8 @@ EXAMPLE: dict[str, Any] = json.loads(pathlib.Path("examples/job.json").read_text
 
 # --- any spec that is accepted (the API server is asked about the same ones)
 
-_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
+_REFUSED = "\0\ufeff\ufffe\uffff" + "".join(map(chr, range(0x7F, 0xA0)))
+_TEXT = st.text(st.characters(codec="utf-8", exclude_characters=_REFUSED), max_size=30)
 _SUBDOMAIN = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,9}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,9}[a-z0-9])?)?", fullmatch=True)
 _LABEL_NAME = st.from_regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", fullmatch=True)
 _LABEL_KEY = _LABEL_NAME | st.builds("{}/{}".format, _SUBDOMAIN, _LABEL_NAME)
@@ -128,6 +129,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"command": ["a\0b"]}, "command: "),
     ({"command": [1]}, "command: 1 is not a string"),
     ({"args": ["\ud800"]}, "args: "),
+    *(({"args": [f"a{character}b"]}, "args: ") for character in "\x7f\x80\x85\x9f\ufeff\ufffe\uffff"),
     ({"env": {"DISPATCH_EPOCH": "1"}}, "env: DISPATCH_EPOCH is reserved: dispatch sets it"),
     ({"env": {"DISPATCH_": "1"}}, "env: DISPATCH_ is reserved"),
     ({"env": {"PET_NNODES": "1"}}, "env: PET_NNODES is reserved: Trainer sets it"),
@@ -218,6 +220,7 @@ GOOD: list[dict[str, Any]] = [
     {"resources": {"requests": {"memory": "1.5k", "ephemeral-storage": "1T"}}},
     {"nodes": 100_000, "procsPerNode": 2**31 - 1, "timeout": 2**31 - 1, "submission": 999_999},
     {"command": ["a"] * 128, "args": ["日本" * 100] * 128},
+    {"args": ["\x01\t\r\n\x1b[1m \xa0\u2028\u2029\ufffd\U0001f600\U0010ffff"], "env": {"A": "\x1f: {[\"'"}},
     {"priority": "high", "image": "registry.example:5000/a/b@sha256:0123"},
 ]
 

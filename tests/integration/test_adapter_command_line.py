@@ -1,0 +1,151 @@
+"""The adapter's command line: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import adapter
+from adapter import Handle, State
+from tests import adapters
+from tests.adapters import World
+from tests.cluster.cluster import Cluster
+
+
+@pytest.fixture
+def world(cluster: Cluster) -> Iterator[World]:
+    with adapters.world(cluster, "plain") as made:
+        yield made
+
+
+@pytest.fixture
+def config(world: World, tmp_path: pathlib.Path) -> str:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(world.settings))
+    return str(file)
+
+
+def run(*arguments: str, stdin: str | None = None, cwd: pathlib.Path | None = None) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    argv = [sys.executable, str(pathlib.Path("adapter.py").resolve()), *arguments]
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=120, cwd=cwd)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_job_from_its_start_to_its_stop(world: World, config: str) -> None:
+    spec = world.spec()
+    code, out, err = run("-c", config, "start", "-", stdin=json.dumps(spec.to_json()))
+    assert (code, err) == (0, "")
+    handle = Handle.parse(out.strip())
+    assert world.trainjob(handle)["metadata"]["uid"] == handle.uid
+    assert run("-c", config, "open", str(handle)) == (0, "", "")
+    world.running(handle)
+    code, out, _ = run("-c", config, "inspect", str(handle))
+    assert code == 0
+    assert out.splitlines()[0] == "state     running"
+    assert f"pod       {handle.name}-node-0-0-" in out
+    assert run("-c", config, "find", handle.job) == (0, f"{handle}\n", "")
+    assert run("-c", config, "list") == (0, f"{handle}\n", "")
+    assert run("-c", config, "stop", str(handle)) == (0, "", "")
+    assert world.left() == []
+
+
+def test_results_as_json(world: World, config: str, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(world.spec().to_json()))
+    code, out, _ = run("-c", config, "-o", "json", "start", str(file))
+    handle = Handle.from_json(json.loads(out))
+    assert code == 0
+    status = json.loads(run("-c", config, "-o", "json", "inspect", str(handle))[1])
+    assert (status["state"], status["handle"]) == ("gated", handle.to_json())
+    assert json.loads(run("-c", config, "-o", "json", "find", handle.job)[1]) == [handle.to_json()]
+    assert json.loads(run("-c", config, "-o", "json", "list")[1]) == [handle.to_json()]
+    assert json.loads(run("-c", config, "-o", "json", "open", str(handle))[1]) is None
+
+
+def test_stop_takes_a_job_too(world: World, config: str) -> None:
+    handle = world.started()
+    assert run("-c", config, "stop", handle.job) == (0, "", "")
+    assert world.left() == []
+
+
+def test_the_settings_are_config_json_where_it_is_run(config: str) -> None:
+    assert run("list", cwd=pathlib.Path(config).parent) == (0, "", "")
+
+
+def test_a_refusal_exits_4_with_the_reason_on_stderr(world: World, config: str) -> None:
+    spec = world.spec()
+    world.backend.start(spec)
+    other = json.dumps(world.spec(job=spec.job, nodes=3).to_json())
+    code, out, err = run("-c", config, "start", "-", stdin=other)
+    assert (code, out) == (4, "")
+    assert err.startswith("dispatch: conflict: TrainJob ")
+    code, _, err = run("-c", config, "start", "-", stdin=json.dumps(world.spec(runtime={"name": "x"}).to_json()))
+    assert (code, err.split(":")[1]) == (4, " unsupported")
+
+
+def test_a_job_that_is_not_there_exits_1(world: World, config: str) -> None:
+    handle = Handle(world.namespace.name, f"dj-{adapter.new_job()}-s1", "u")
+    code, out, err = run("-c", config, "inspect", str(handle))
+    assert (code, out) == (1, "")
+    assert err.startswith("dispatch: not found: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["launch"],
+        ["start"],
+        ["list", "-x"],
+        ["-o", "yaml", "list"],
+        ["inspect", "no-handle"],
+        ["find", "no-job"],
+        ["start", "/nowhere.json"],
+        ["-c", "/nowhere.json", "list"],
+    ],
+)
+def test_a_usage_error_exits_2(config: str, arguments: list[str]) -> None:
+    code, out, err = run("-c", config, *arguments)
+    assert (code, out) == (2, "")
+    assert err
+
+
+def test_a_server_that_is_away_exits_6(
+    world: World, config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapters.impatient(monkeypatch)
+    world.cluster.kill("kube-apiserver")
+    try:
+        assert adapter.main(["-c", config, "list"]) == 6
+    finally:
+        world.cluster.start("kube-apiserver")
+    assert capsys.readouterr().err.startswith("dispatch: unreachable: ")
+
+
+def test_ctrl_c_exits_130(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(adapter.Backend, "list", interrupted)
+    assert adapter.main(["-c", config, "list"]) == 130
+
+
+def test_help_names_every_verb() -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for verb in ("start", "open", "find", "list", "inspect", "stop"):
+        assert f"\n    {verb} " in out
+
+
+def test_a_failed_job_is_told_and_its_inspection_is_no_error(world: World, config: str) -> None:
+    handle = world.opened()
+    world.end(handle, code=1)
+    world.state(handle, State.FAILED)
+    code, out, _ = run("-c", config, "inspect", str(handle))
+    assert (code, out.splitlines()[0]) == (0, "state     failed (unknown)")
