@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import pathlib
 import selectors
@@ -215,10 +216,9 @@ class _Server:
             if gently:
                 child.popen.send_signal(signal.SIGTERM)
                 child.popen.send_signal(signal.SIGCONT)  # a paused process would never see the first
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.popen.wait(STOP_PATIENCE)
+                self.wait([child], STOP_PATIENCE)
             child.popen.kill()
-            child.popen.wait()
+            self.wait([child])
         child.paused = False
         return child.popen.returncode
 
@@ -263,10 +263,21 @@ class _Server:
         for child in self.children.values():  # nothing here is worth a clean end
             child.asked = True
             child.popen.kill()
-        for child in self.children.values():
-            child.popen.wait()
+        self.wait(list(self.children.values()))
         if self.cgroup and (left := cgroups.remove(self.cgroup)):
             print(f"these cgroups could not be removed: {', '.join(map(str, left))}", file=sys.stderr, flush=True)
+
+    def wait(self, ended: list[_Child], timeout: float = math.inf) -> None:
+        """Returns when these have ended, or the time is up.
+
+        Meanwhile it buries any child: process 1 of a PID namespace only ends when the others in it are buried.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            running = [child for child in self.children.values() if child.popen.poll() is None]
+            if not any(child in running for child in ended):
+                return
+            time.sleep(0.005)
 
     def record(self) -> None:
         """Writes down whom `down` must see gone, should this process itself be killed."""
