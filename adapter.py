@@ -94,9 +94,10 @@ RANK = "batch.kubernetes.io/job-completion-index"  # the Job controller's annota
 TRAINER_JOB = TRAINER_CONTAINER = "node"  # Trainer's names of the replicated job and the container that train
 
 RUNTIME_KINDS = {"ClusterTrainingRuntime": "clustertrainingruntimes", "TrainingRuntime": "trainingruntimes"}
-RESERVED_LABELS = (  # prefixes and names by which the parts of the system find what is theirs
-    *("dispatch.phpboyscout.uk/", "kueue.x-k8s.io/", "jobset.sigs.k8s.io/", "batch.kubernetes.io/"),
-    *("trainer.kubeflow.org/", "controller-uid", "job-name"),
+RESERVED_LABELS = ("controller-uid", "job-name")  # by these, and those below, the system finds what is its own
+RESERVED_PREFIXES = (
+    *("dispatch.phpboyscout.uk/", "trainer.kubeflow.org/"),
+    *("kueue.x-k8s.io/", "jobset.sigs.k8s.io/", "batch.kubernetes.io/"),
 )
 RESERVED_ENV = frozenset(  # Trainer sets these for torch, XGBoost and MPI, and refuses a job that does
     [f"PET_{name}" for name in ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")]
@@ -262,7 +263,7 @@ class Handle:
     uid: str
 
     def __post_init__(self) -> None:
-        _check_label(self.namespace, "handle: namespace")
+        _check_name(self.namespace, "handle: namespace", 63, _LABEL)
         if not isinstance(self.name, str) or not JOB_NAME.fullmatch(self.name):
             raise Invalid(f"handle: name: {_shown(self.name)} is not dj-<lowercase ULID>-s<N>")
         if not isinstance(self.uid, str) or not re.fullmatch(r"[0-9A-Za-z-]{1,128}", self.uid):
@@ -517,7 +518,7 @@ def validate(spec: JobSpec) -> None:
     _check_labels(spec.node_selector, where + "nodeSelector")
     _check_labels(spec.labels, where + "labels")
     for key in spec.labels:
-        if key.startswith(RESERVED_LABELS[:5]) or key in RESERVED_LABELS[5:]:
+        if key.startswith(RESERVED_PREFIXES) or key in RESERVED_LABELS:
             raise Invalid(f"{where}labels: {key} is reserved")
     text = canonical(spec)
     size = len(text) + 5 * sum(map(text.count, "<>&"))  # the server writes these as \u003c
@@ -605,15 +606,10 @@ def _check_whole(value: object, where: str, least: int, most: int) -> None:
         raise Invalid(f"{where}: {_shown(value)} is not a whole number from {least:,} to {most:,}")
 
 
-def _check_name(value: object, where: str, most: int = 253) -> str:
-    if not isinstance(value, str) or len(value) > most or not re.fullmatch(_SUBDOMAIN, value):
-        raise Invalid(f"{where}: {_shown(value)} is not the name of an object")
-    return value
-
-
-def _check_label(value: object, where: str) -> str:
-    if not isinstance(value, str) or len(value) > 63 or not re.fullmatch(_LABEL, value):
-        raise Invalid(f"{where}: {_shown(value)} is not the name of a namespace")
+def _check_name(value: object, where: str, most: int = 253, form: str = _SUBDOMAIN) -> str:
+    if not isinstance(value, str) or len(value) > most or not re.fullmatch(form, value):
+        what = "an object" if form == _SUBDOMAIN else "a namespace"
+        raise Invalid(f"{where}: {_shown(value)} is not the name of {what}")
     return value
 
 
@@ -668,7 +664,7 @@ def _settings(value: object) -> Settings:
         runtime = Runtime.from_json(given["probeRuntime"])
     except Invalid as error:
         raise Invalid(f"probeRuntime: {error.args[0]}") from None
-    namespace = _check_label(given["namespace"], "namespace")
+    namespace = _check_name(given["namespace"], "namespace", 63, _LABEL)
     return Settings(namespace, runtime, given.get("kubeconfig"), given.get("context"), float(timeout), kueue)
 
 
@@ -1431,7 +1427,7 @@ class Again:
     def __init__(self, seconds: float = 30.0) -> None:
         self._until, self._delay = time.monotonic() + seconds, 0.05
 
-    def pause(self, error: ApiError | NoAnswer) -> None:
+    def pause(self, error: Exception) -> None:
         """Waits a little; raises the error when trying again is no use, or the time is up."""
         pause = self._delay * random.uniform(0.5, 1.5)
         if isinstance(error, ApiError):
@@ -1486,7 +1482,7 @@ LOOK_AGAIN = 1.0  # seconds between the two looks that must find nothing left: a
 
 
 def connect(
-    settings: Settings | str | os.PathLike[str] | Mapping[str, Any],
+    settings: str | os.PathLike[str] | Mapping[str, Any],
     *,
     read_only: bool = False,
     api_client: ApiClient | None = None,
@@ -1495,9 +1491,8 @@ def connect(
 
     Raises Invalid (the settings; nobody was contacted) and Unauthorized (no credentials).
     """
-    if not isinstance(settings, Settings):
-        settings = Settings.load(settings)
-    return Backend(settings, Connection(api_client) if api_client else credentials(settings), read_only=read_only)
+    loaded = Settings.load(settings)
+    return Backend(loaded, Connection(api_client) if api_client else credentials(loaded), read_only=read_only)
 
 
 class Backend:
@@ -1735,12 +1730,12 @@ class Backend:
 
     def _deactivate(self, handle: Handle, *, needed: bool = False, seconds: float = 30.0) -> None:
         """Makes the job's Workload inactive: Kueue takes its quota back, suspends the job, and keeps it so."""
-        again = Again(seconds)
-        with explained(f"the Workload of TrainJob {handle}"):
+        again, what = Again(seconds), f"the Workload of TrainJob {handle}"
+        with explained(what):
             while True:
                 found = list_workloads(self._api, self._namespace, handle.uid)
                 if not found and needed:
-                    again.pause(NoAnswer("Kueue has not made it yet"))
+                    again.pause(Unreachable(f"{what}: Kueue has not made it yet: see that Kueue runs, then try again"))
                     continue
                 try:
                     for workload in found:

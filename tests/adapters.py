@@ -72,7 +72,11 @@ class World:
 
     def settled(self, handle: Handle) -> None:
         """Returns when the controllers have done what they do about a job that is suspended."""
-        self.wait(lambda: self.trainjob(handle)["status"]["jobsStatus"], f"{handle.name} has a JobSet")
+
+        def suspended() -> bool:
+            return all(job["suspended"] == 1 for job in self.trainjob(handle)["status"]["jobsStatus"])
+
+        self.wait(suspended, f"{handle.name} has a JobSet that is suspended")
         if self.mode == "kueue":
             self.wait(lambda: self.namespace.workload(handle.name)["status"]["conditions"], f"{handle} has a Workload")
 

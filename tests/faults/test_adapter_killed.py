@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from adapter import JobSpec, State
+from adapter import Handle, JobSpec, State
 from tests import adapters
 from tests.adapters import World
 from tests.cluster.cluster import Cluster
@@ -108,30 +108,40 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("acted", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("moment", ["before", "after", "late"])
 @pytest.mark.parametrize("request_", REQUESTS, ids=["read-runtime", "create", "read", "update"])
-def test_a_caller_that_is_killed_at_a_request_before_or_after_the_server_acts(
-    world: World, request_: tuple[str, str], *, acted: bool
-) -> None:
-    """The eight points between which nothing happens that anybody else could see."""
+def test_a_caller_that_is_killed_at_a_request(world: World, request_: tuple[str, str], moment: str) -> None:
+    """Before the server acts or after it; or the request arrives when its caller is dead, and another has gone on."""
     spec, (method, path) = world.spec(nodes=1), request_
     with Proxy(world.cluster) as proxy:
         kubeconfig = proxy.kubeconfig(pathlib.Path(world.settings["kubeconfig"]))
         proxied = replace(world, settings={**world.settings, "kubeconfig": str(kubeconfig)})
-        with proxy.stall(method, path, acted=acted) as rule, caller(proxied, spec) as process:
-            world.wait(lambda: rule.hits and (rule.hits[0].server_status or not acted), "the request is there")
+        with proxy.stall(method, path, acted=moment == "after") as rule, caller(proxied, spec) as process:
+            world.wait(lambda: rule.hits and (rule.hits[0].server_status or moment != "after"), "the request is there")
             process.kill()
-    created = path == "/trainjobs/" or (method, acted) == ("POST", True)
-    found = world.backend.find(spec.job)
-    assert len(found) == created
-    handle = world.backend.start(spec)
+            if moment == "before":
+                proxy.cut(method, path)
+            else:
+                found = world.backend.find(spec.job)
+                handle = go_on(world, spec)
+        if moment == "before":
+            found = world.backend.find(spec.job)
+            handle = go_on(world, spec)
+        world.wait(lambda: not proxy.open_requests(), "the request has been answered, or cut")
+        answers = [request.server_status for request in rule.hits]
+        assert answers == {"before": [None], "late": [{"GET": 200}.get(method, 409)]}.get(moment, answers)
+    assert len(found) == (path == "/trainjobs/" or (method, moment) == ("POST", "after"))
     assert found in ((), (handle,))
-    if (method, acted) != ("PUT", True):
-        assert world.backend.inspect(handle).state is State.GATED
-        assert world.pods_created() == 0
+    assert len(world.namespace.list("TrainJob")) == 1
+    assert world.pods_created() == 1
+
+
+def go_on(world: World, spec: JobSpec) -> Handle:
+    """What the caller does when it is started again."""
+    handle = world.backend.start(spec)
     world.backend.open(handle)
     world.running(handle, 1)
-    assert len(world.namespace.list("TrainJob")) == 1
+    return handle
 
 
 @pytest.mark.parametrize("times", TIMES[:1])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -134,6 +136,18 @@ def test_ctrl_c_exits_130(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(adapter.Backend, "list", interrupted)
     assert adapter.main(["-c", config, "list"]) == 130
+
+
+def test_the_example_of_the_page_runs(world: World, config: str) -> None:
+    page = pathlib.Path("docs/adapter.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    argv = [sys.executable, "-c", code]
+    env = {**os.environ, "PYTHONPATH": str(pathlib.Path().resolve())}
+    done = subprocess.run(argv, cwd=pathlib.Path(config).parent, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert adapter.State(done.stdout.strip()) in (State.STARTING, State.RUNNING)
+    (handle,) = world.backend.list()
+    assert len(world.running(handle, 4)) == 4
 
 
 def test_help_names_every_verb() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 
 import adapter
 from adapter import JobSpec, Runtime, Settings
-from tests.unit.test_adapter_specs import JOB, SPECS
+from tests.unit.test_adapter_specs import JOB, PATIENT, SPECS
 
 Object = dict[str, Any]
 NAME = f"dj-{JOB}-s1"
@@ -158,6 +158,7 @@ def test_the_patch_has_one_entry_for_each_replicated_job_all_alike() -> None:
     assert jobs[0]["template"] == jobs[1]["template"]
 
 
+@PATIENT
 @given(SPECS)
 def test_a_job_never_starts_by_itself(any_spec: JobSpec) -> None:
     for settings in (KUEUE, PLAIN):
