@@ -184,7 +184,8 @@ def decide(facts: Facts) -> Decision:
     ====  ==========================================  ===================================  ============================
 
     Row 13 does not raise again what our own raise already did: when the TrainJob is still at the generation that the
-    raise returned, no admission has started since (a start changes the spec), so the same number is approved.
+    raise returned, no admission has started since (a start changes the spec), so the same number is approved, the last
+    one (row 12) too.
     """
     workload = facts.workload
     if not _is_true(workload, "QuotaReserved") or not pending_checks(workload, facts.checks):
@@ -230,11 +231,11 @@ def _decide_for_trainjob(facts: Facts, trainjob: Object | None, owner: Object) -
     remaining = [pod for pod in facts.pods if remains(pod)]
     if remaining:
         return Decision("11", Action.WAIT, waiting_for(remaining))
-    if admission + 1 >= EPOCH_BOUND:
-        return Decision("12", Action.REJECT, "the admission count is exhausted")
     raised = facts.raised
     if raised and raised.admission == admission and raised.generation == _at(trainjob, "metadata", "generation"):
         return Decision("13", Action.APPROVE, f"admission {admission}", admission=admission)
+    if admission + 1 >= EPOCH_BOUND:
+        return Decision("12", Action.REJECT, "the admission count is exhausted")
     return Decision("13", Action.RAISE, f"admission {admission + 1}", admission=admission + 1)
 
 

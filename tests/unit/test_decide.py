@@ -272,6 +272,12 @@ def test_row_13_does_not_repeat_its_own_raise() -> None:
     assert decide(facts) == Decision("13", Action.APPROVE, "admission 1", admission=1)
 
 
+def test_the_last_admission_that_was_raised_for_is_granted_and_not_rejected() -> None:
+    last = trainjob(replicated_job("999999", "1999999"))
+    facts = Facts(workload(), CHECKS, last, None, [], Raised(generation=3, admission=999_999))
+    assert decide(facts) == Decision("13", Action.APPROVE, "admission 999999", admission=999_999)
+
+
 @pytest.mark.parametrize("raised", [Raised(generation=2, admission=1), Raised(generation=3, admission=2), None])
 def test_row_13_raises_when_the_trainjob_is_not_as_the_raise_left_it(raised: Raised | None) -> None:
     facts = Facts(workload(), CHECKS, trainjob(replicated_job("1", "1000001")), None, [], raised)
