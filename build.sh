@@ -12,8 +12,9 @@ Usage: ./build.sh [COMMAND]
   verify [FILE]                   compares an archive, file by file, with this checkout and the pinned packages
   image [TAG [OPTION ...]]        the container image, with docker, podman or buildah; options go to its `build`
   demo [--keep] [--without-gate]  the hazard, and the gate that closes it, on a real control plane on this machine
-                                  --keep leaves the cluster up and prints how to use it
+       [--real-node]              --keep leaves the cluster up and prints how to use it
                                   --without-gate shows what happens when nothing stands between the attempts
+                                  --real-node shows it with real processes; it needs root, and a C compiler
   test [--long] [ARGUMENT ...]    lint, types and all tests; arguments go to pytest
                                   --long runs the full counts and sizes
 EOF
@@ -111,7 +112,8 @@ case "$command" in
     "$python" -m ruff check .
     "$python" -m ruff format --check .
     "$python" -m mypy
-    exec "$python" -m pytest "$@"
+    "$python" -m tests.cluster build
+    exec "$python" -m pytest --numprocesses 3 --dist loadgroup "$@" # three test clusters: most tests wait most of the time
     ;;
   -h | --help | help)
     usage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable, Generator, Iterator
 
+import hypothesis
 import pytest
 
 from tests import packaged
@@ -14,6 +15,13 @@ from tests.cluster.namespaces import Namespace
 from tests.faults.proxy import Proxy
 
 
+# On a busy machine time tells nothing about a test.
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("any-machine")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="the full counts and sizes, and the tests marked long")
     where = "where the test cluster runs; else $DISPATCH_TEST_KUBECONFIG, or local, or kind without Go"
@@ -21,7 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests marked long, unless they are wanted."""
+    """Leaves out the tests marked long, unless they are wanted; keeps those of the real node in one process."""
+    for item in items:
+        if "real_node" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("real-node"))  # one at a time on a machine
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):

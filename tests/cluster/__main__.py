@@ -1,4 +1,4 @@
-"""The test cluster's command line: `python3 -m tests.cluster up DIR | down DIR | list DIR`."""
+"""The test cluster's command line: `python3 -m tests.cluster up DIR | down DIR | list DIR | build`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import pathlib
 import sys
 
-from . import kind, local, providers, supervisor
+from . import kind, local, providers, real_node, supervisor
 from .cluster import Cluster, ClusterError
 
 
@@ -23,6 +23,7 @@ def main(argv: list[str]) -> int:
     up.add_argument("--real-node", action="store_true", help="add a node with a real kubelet (needs root)")
     down = verbs.add_parser("down", help="end the cluster of DIR; its logs stay in DIR/logs")
     listing = verbs.add_parser("list", help="show the processes of the cluster of DIR")
+    verbs.add_parser("build", help="build what a local cluster, and where it can run the real node, is made of")
     for verb in (up, down, listing):
         verb.add_argument("folder", metavar="DIR", type=pathlib.Path)
     arguments = parser.parse_args(argv)
@@ -32,6 +33,8 @@ def main(argv: list[str]) -> int:
         if arguments.verb == "down":
             providers.down(arguments.folder)
             return 0
+        if arguments.verb == "build":
+            return _build()
         return _list(arguments.folder)
     except (ClusterError, supervisor.SupervisorError) as error:
         print(f"test cluster: {error}", file=sys.stderr)
@@ -52,6 +55,14 @@ def _up(arguments: argparse.Namespace) -> int:
     cluster.disown()
     print(f"use it:  export KUBECONFIG={cluster.kubeconfig}")
     print(f"end it:  python3 -m tests.cluster down {cluster.folder}")
+    return 0
+
+
+def _build() -> int:
+    if providers.choose(None) == "local":
+        local.build_programs(_say)
+        if not real_node.missing():
+            local.build_node_programs(_say)
     return 0
 
 
