@@ -57,19 +57,38 @@ def test_every_log_message_is_documented_and_no_other() -> None:
 
 
 def test_the_documented_verbs_are_granted_by_the_manifest() -> None:
-    granted = {
-        (f"{resource}.{group}" if group else resource, verb)
-        for rule in cluster_role()["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    assert documented() <= granted([cluster_role()])
+
+
+def test_the_trimmed_role_grants_the_documented_verbs_and_no_other() -> None:
+    objects = list(yaml.safe_load_all((ROOT / "examples/admission-role.yaml").read_text()))
+    roles = [obj for obj in objects if obj["kind"] in ("ClusterRole", "Role")]
+    assert granted(roles) == documented()
+    assert [r["rules"][0]["resources"] for r in roles if r["kind"] == "Role"] == [["leases"]]
+    assert roles[0]["metadata"] == {"name": "dispatch-admission"}  # takes the place of the manifest's
+
+
+def documented() -> set[tuple[str, str]]:
+    """What the page's table says: resource, verb."""
+    found = set()
     for resource, verbs in rows("Verbs"):
         name, _, subresource = resource.split("`")[1].partition("/")
         base, _, group = name.partition(".")
         target = f"{base}/{subresource}.{group}" if subresource else name
-        for verb in verbs.split(", "):
-            assert (target, verb) in granted
+        found |= {(target, verb) for verb in verbs.split(", ")}
+    return found
+
+
+def granted(roles: list[dict[str, list[dict[str, list[str]]]]]) -> set[tuple[str, str]]:
+    """What roles allow: resource, verb."""
+    return {
+        (f"{resource}.{group}" if group else resource, verb)
+        for role in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
 
 
 def test_the_tests_run_under_the_manifests_role() -> None:
