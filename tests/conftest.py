@@ -14,7 +14,6 @@ from tests.cluster.cluster import Cluster, ClusterError, Unsupported
 from tests.cluster.namespaces import Namespace
 from tests.faults.proxy import Proxy
 
-
 # On a busy machine time tells nothing about a test.
 hypothesis.settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
