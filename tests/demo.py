@@ -1,9 +1,14 @@
-"""`./build.sh demo`: the hazard, and the gate that closes it, on a real control plane on this machine."""
+"""`./build.sh demo`: the hazard, and the gate that closes it, on a real control plane on this machine.
+
+kwok plays the pods, which end when the demo says so. With --real-node they are real processes: the one that is
+preempted ignores SIGTERM for as long as it is let, and each writes down when it lived.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import pathlib
 import sys
 import tempfile
@@ -14,9 +19,13 @@ from typing import TypeVar
 
 from tests import jobs
 from tests.attempts import Attempts
-from tests.cluster import local
+from tests.cluster import local, real_node
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import Namespace
+from tests.node import runs
+from tests.node import site as sites
+from tests.node.runs import Run
+from tests.node.site import Site
 
 T = TypeVar("T")
 
@@ -91,6 +100,55 @@ def story(namespace: Namespace, step: Steps, *, gate: bool) -> None:
     step("it ends", lambda: jobs.finish(namespace, job))
 
 
+def real_story(site: Site, step: Steps, *, gate: bool) -> None:
+    """The same with a real process, which hangs because it ignores SIGTERM, until its grace period is over."""
+    namespace = site.namespace
+
+    def start() -> str:
+        job = site.submit("--ignore-sigterm")
+        site.running(job, "1000001")
+        return job
+
+    job = step("a TrainJob is created gated, opened, admitted by Kueue, and runs as a real process", start)
+    wrote(site.runs(job))
+
+    def preempt() -> str:
+        other = site.submit(priority="high")
+        site.cluster.wait(lambda: jobs.condition(namespace.workload(job), "Evicted"), f"{job} is evicted")
+        site.running(other)
+        return other
+
+    other = step("a job of higher priority takes all the quota: Kueue preempts the first", preempt)
+    say(f"      its program ignores SIGTERM, and has {site.grace} s of grace: it still writes")
+    step("that job ends: Kueue has quota for the first one again, and asks its checks", lambda: site.end(other))
+    if gate:
+        entry = step("the gate waits, and says for what on the Workload", lambda: waiting(namespace, job))
+        say(f'      "{entry}"')
+        step("the grace period ends, the kubelet kills the program: the second attempt runs", lambda: second(site, job))
+        wrote(site.runs(job)[1:])
+    else:
+        step("nothing waits: the second attempt starts beside the program that hangs", lambda: second(site, job))
+        wrote(site.runs(job)[1:])
+        step("the grace period ends, the kubelet kills the first program", lambda: alone(site, job))
+    step("the second attempt ends", lambda: site.end(job))
+
+
+def second(site: Site, job: str) -> None:
+    """The second attempt runs."""
+    site.running(job, "1000002")
+
+
+def alone(site: Site, job: str) -> None:
+    """No program of an attempt before the second lives."""
+    site.cluster.wait(lambda: jobs.epochs_of_living(site.namespace, job) == {"1000002"}, "the first attempt is gone")
+
+
+def wrote(found: list[Run]) -> None:
+    """What programs wrote first: what they see."""
+    for run in found:
+        say("      it wrote " + " ".join(f"{k}={v}" for k, v in run.variables.items() if k.startswith("DISPATCH_")))
+
+
 def waiting(namespace: Namespace, job: str) -> str:
     """The gate's message while it waits."""
     message: str = jobs.wait_message(namespace, job, "waiting for")["message"]
@@ -108,27 +166,43 @@ def neighbour(namespace: Namespace) -> None:
 def table(attempts: Attempts) -> str:
     """Every pod that ran, by job and epoch, with its start and end."""
     pods = attempts.pods()
-    rows = [("job", "epoch", "pod", "start", "end")]
-    for seen in sorted(pods, key=lambda s: (pods[0].job != s.job, s.job, s.epoch, s.first)):
-        end = f"{seen.ended:%H:%M:%S.%f}"[:-3] if seen.ended else "still there"
-        rows.append((seen.job, seen.epoch, seen.pod, f"{seen.started:%H:%M:%S.%f}"[:-3], end))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    ordered = sorted(pods, key=lambda s: (pods[0].job != s.job, s.job, s.epoch, s.first))
+    rows = [(seen.job, seen.epoch, seen.pod, clock(seen.started), clock(seen.ended)) for seen in ordered]
+    return aligned(("job", "epoch", "pod", "start", "end"), *rows)
+
+
+def real_table(found: list[Run]) -> str:
+    """Every process that ran, by what it wrote itself."""
+    rows = []
+    for run in sorted(found, key=lambda r: (found[0].job != r.job, r.job, r.epoch, r.started)):
+        times = [clock(datetime.datetime.fromtimestamp(at, datetime.UTC)) for at in (run.started, run.last)]
+        end = "was killed" if run.exit_code is None else f"exit code {run.exit_code}"
+        rows.append((run.job, run.epoch, run.pod, *times, end))
+    return aligned(("job", "epoch", "pod", "first line", "last line", "end"), *rows)
+
+
+def clock(at: datetime.datetime | None) -> str:
+    """A time of day, with milliseconds."""
+    return f"{at:%H:%M:%S.%f}"[:-3] if at else "still there"
+
+
+def aligned(*rows: tuple[str, ...]) -> str:
+    """Rows as lines, with their columns one below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 @contextlib.contextmanager
-def a_cluster(step: Steps, *, keep: bool) -> Iterator[Cluster]:
+def a_cluster(step: Steps, *, keep: bool, real: bool) -> Iterator[Cluster]:
     """A test cluster in a new folder; both are gone afterwards, unless they are to be kept."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="dispatch-demo-"))
 
     def start() -> Cluster:
-        return local.start(folder, progress=lambda line: say(f"      {line}"))
+        return local.start(folder, with_real_node=real, progress=lambda line: say(f"      {line}"))
 
-    cluster = step(
-        "a real control plane starts: etcd, Kubernetes, JobSet, Trainer, Kueue, and nodes played by kwok", start
-    )
+    nodes = "a node with kubelet, containerd and runc" if real else "nodes played by kwok"
+    cluster = step(f"a real control plane starts: etcd, Kubernetes, JobSet, Trainer, Kueue, and {nodes}", start)
     try:
         yield cluster
         if keep:
@@ -149,19 +223,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./build.sh demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster up and print how to use it")
     parser.add_argument("--without-gate", action="store_true", help="show what happens without the guard")
+    parser.add_argument("--real-node", action="store_true", help="with real processes on a real node (needs root)")
     options = parser.parse_args()
     step = Steps()
     try:
-        with a_cluster(step, keep=options.keep) as cluster:
-            off = ["old-pods"] if options.without_gate else []
-            namespace = cluster.namespace(quota="4")
-            gate = cluster.controller("demo", guards_off=off)
-            step("the gate starts, but its guard is off" if off else "the readmission gate starts", gate.start)
-            with Attempts(namespace) as attempts:
-                story(namespace, step, gate=not off)
-            overlaps = attempts.overlaps()
-            say(f"\n{table(attempts)}\n")
-            say(f"{len(overlaps)} pairs of pods of different attempts of one job ran at the same time")
+        with a_cluster(step, keep=options.keep, real=options.real_node) as cluster:
+            play = on_a_real_node if options.real_node else on_kwok
+            namespace, overlaps = play(cluster, step, gate=not options.without_gate)
+            what = "processes" if options.real_node else "pods"
+            say(f"{overlaps} pairs of {what} of different attempts of one job ran at the same time")
             if options.keep:
                 say(how_to_use(cluster, namespace))
     except (local.LocalError, AssertionError) as error:
@@ -171,6 +241,32 @@ def main() -> int:
         say("demo: interrupted; everything it started is gone")
         return 130
     return 0 if bool(overlaps) == options.without_gate else 1
+
+
+def on_kwok(cluster: Cluster, step: Steps, *, gate: bool) -> tuple[Namespace, int]:
+    """Plays the story, prints who ran when, and returns how many pairs of attempts overlapped."""
+    namespace = cluster.namespace(quota="4")
+    start_gate(cluster, step, gate=gate)
+    with Attempts(namespace) as attempts:
+        story(namespace, step, gate=gate)
+    say(f"\n{table(attempts)}\n")
+    return namespace, len(attempts.overlaps())
+
+
+def on_a_real_node(cluster: Cluster, step: Steps, *, gate: bool) -> tuple[Namespace, int]:
+    """The same with real processes."""
+    site = sites.make(real_node.RealNode(cluster), grace=20, stock=True)
+    start_gate(cluster, step, gate=gate)
+    real_story(site, step, gate=gate)
+    found = site.runs()
+    say(f"\nWhat the programs wrote:\n\n{real_table(found)}\n")
+    return site.namespace, len(runs.overlaps(found))
+
+
+def start_gate(cluster: Cluster, step: Steps, *, gate: bool) -> None:
+    """The gate, or one whose guard is off."""
+    started = cluster.controller("demo", guards_off=[] if gate else ["old-pods"])
+    step("the readmission gate starts" if gate else "the gate starts, but its guard is off", started.start)
 
 
 def how_to_use(cluster: Cluster, namespace: Namespace) -> str:
