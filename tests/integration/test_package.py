@@ -37,10 +37,11 @@ def in_a_pod(cluster: Cluster) -> PodFiles:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting everything read-only needs root")
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_in_a_pod_it_lets_a_job_back_in_when_its_old_pod_is_gone_and_writes_nowhere(
-    cluster: Cluster, namespace: Namespace, zipapp: pathlib.Path
+    cluster: Cluster, namespace: Namespace, zipapp: pathlib.Path, version: str
 ) -> None:
-    python = packaged.interpreter("3.13")
+    python = packaged.interpreter(version)
     with cluster.controller(in_cluster=in_a_pod(cluster), zipapp=zipapp, python=python, wrapper=READ_ONLY):
         job, old = preempted_with_a_stuck_pod(namespace)
         jobs.wait_message(namespace, job, f"waiting for 1 pods of the earlier attempt: {old}")
