@@ -6,6 +6,8 @@ It runs in processes on this machine (local). `--provider kind` runs it in Docke
 `$DISPATCH_TEST_KUBECONFIG` has the tests run on a cluster that is there: both do less, and what they cannot do raises
 `Unsupported`, which skips the test.
 
+`up DIR --real-node` (local, as root) adds a node with kubelet, containerd and runc, whose pods are processes.
+
 For a test: the fixtures `cluster` (one per run, started when first asked for) and `namespace` (one per test, with a
 ClusterQueue, a LocalQueue `lq` and an AdmissionCheck of its own). For a script: `with local.up(folder) as cluster:`.
 
@@ -28,6 +30,9 @@ ClusterQueue, a LocalQueue `lq` and an AdmissionCheck of its own). For a script:
     cluster.pods.succeed|fail(pod, code)|oom|stick|unstick|log|read_log|condition|status
     cluster.nodes.create|lose|recover|delete|taint|untaint                       # "kwok-0" and "kwok-1" are there
 
+    node = local.add_real_node(cluster)                                          # tests/node: fixture `real_node`
+    node.lose|recover(); cluster.namespace(flavor_spec=real_node.FLAVOR)         # tests/node/site.py has more
+
     with cluster.controller("gate-a", guards_off=["old-pods"]) as gate:          # gate.Gate: .log .wait_log .kill …
         …
 
@@ -38,6 +43,9 @@ ClusterQueue, a LocalQueue `lq` and an AdmissionCheck of its own). For a script:
 | `components` | the flags, config files and readiness of each component |
 | `manifests`, `stages` | the published custom resources and webhooks, and kwok's Stages, made to fit |
 | `certificates`, `private_etc`, `read_only` | the cluster's own authority; another /etc for Kueue; no file to write |
+| `real_node` | the node with a real kubelet: how its parts are configured, started and known to be ready |
+| `machine`, `relay`, `images` | its namespaces; the one way out of them; its container images |
+| `cgroups`, `kernel` | what would outlive its processes; system calls |
 | `local` | the order of the start; `up`, `attach`, `down` |
 | `providers` | which provider it is; `kind`, `existing`: the others; `remote`: what these two have in common |
 | `folder` | what may be in a cluster's folder, and is removed from it |

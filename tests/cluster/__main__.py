@@ -60,9 +60,9 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _build() -> int:
     if providers.choose(None) == "local":
-        local.build_programs(_say)
         if not real_node.missing():
             local.build_node_programs(_say)
+        local.build_programs(_say)
     return 0
 
 

@@ -61,9 +61,9 @@ def start(folder: pathlib.Path, *, with_real_node: bool = False, progress: Progr
     folder = folder.absolute()
     if reason := places.unusable(folder):
         raise LocalError(reason)
-    programs = build_programs(progress)
     if with_real_node:
         build_node_programs(progress)
+    programs = build_programs(progress)
     places.empty(folder)
     supervisor.sweep()
     began = time.monotonic()
@@ -138,11 +138,15 @@ def build_programs(progress: Progress) -> Programs:
 
 
 def build_node_programs(progress: Progress) -> dict[str, pathlib.Path]:
-    """Where a real node's programs are, built when they are not there yet. Raises LocalError, where it cannot run."""
+    """Where a real node's programs are, built when they are not there yet. Raises LocalError, where it cannot run.
+
+    What else the cluster lacks is built along with them: kubelet and API server have most of their packages in common.
+    """
     if reason := real_node.missing():
         raise LocalError(reason)
+    skip = frozenset({"kueue"} if os.environ.get(KUEUE_BINARY) else ())
     try:
-        return real_node.programs(progress)
+        return build.ensure(progress, skip=skip, components=(*build.ALL, *build.node_components(progress)))
     except build.BuildError as error:
         raise LocalError(str(error)) from error
 

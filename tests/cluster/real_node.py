@@ -86,11 +86,6 @@ def _containerd(processes: Processes) -> str:
     return f"/proc/{_pid(processes, MACHINE)}/root/run/containerd/containerd.sock"
 
 
-def programs(progress: build.Progress) -> dict[str, pathlib.Path]:
-    """Where the node's programs are, built when they are not there yet. Raises build.BuildError."""
-    return build.ensure(progress, components=build.node_components(progress))
-
-
 class RealNode:
     """The real node of a cluster, between `join` and the cluster's end."""
 

@@ -16,18 +16,18 @@ import pytest
 from tests.cluster import cgroups, images, local, machine, supervisor
 from tests.cluster.api import Object
 from tests.cluster.namespaces import Namespace
-from tests.cluster.real_node import MACHINE, NAME, NAMES, PLACEMENT, RealNode
+from tests.cluster.real_node import MACHINE, MARK, NAME, NAMES, PLACEMENT, RealNode
 from tests.cluster.waiting import wait
 from tests.node.site import execute
 
 ROOT = supervisor.ROOT
 
 
-def pod(name: str, code: str) -> Object:
+def pod(name: str, code: str, **spec: object) -> Object:
     """A pod of the real node that runs Python code."""
     container = {"name": "main", "image": images.PYTHON, "args": ["-c", code]}
-    spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container], **PLACEMENT}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    fields = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container], **PLACEMENT}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {**fields, **spec}}
 
 
 def reached(namespace: Namespace, name: str, phase: str) -> Object:
@@ -78,6 +78,53 @@ def test_a_pod_reaches_the_api_server_and_nothing_else(real_node: RealNode, name
         "routes": 2,  # to its neighbours and to the service address
         "shell": [],
     }
+
+
+def test_nothing_lands_on_the_real_node_unasked(real_node: RealNode, namespace: Namespace) -> None:
+    cluster = real_node.cluster
+    namespace.create(pod("stranger", "", tolerations=[]))
+
+    def refused() -> Object | None:
+        conditions = namespace.get("Pod", "stranger")["status"]["conditions"]
+        return next((c for c in conditions if (c["type"], c.get("reason")) == ("PodScheduled", "Unschedulable")), None)
+
+    assert f"untolerated taint {{{MARK}: true}}" in cluster.wait(refused, "it is not scheduled")["message"]
+
+
+HARDENED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+STATUS = """
+for line in open("/proc/self/status"):
+    if line.startswith(("CapBnd", "NoNewPrivs", "Seccomp:")):
+        print(*line.split())
+try:
+    open("/written", "w")
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_a_hardened_pod_has_no_capabilities_and_a_seccomp_filter(real_node: RealNode, namespace: Namespace) -> None:
+    hardened = pod("hardened", STATUS)
+    hardened["spec"]["containers"][0]["securityContext"] = HARDENED
+    namespace.create(hardened)
+
+    def done() -> Object | None:
+        found = namespace.get("Pod", "hardened")
+        return found if found["status"]["phase"] in ("Succeeded", "Failed") else None
+
+    seen = real_node.cluster.wait(done, "the hardened pod has ended")
+    ended = seen["status"]["containerStatuses"][0]["state"]["terminated"]
+    if "seccomp" in ended.get("message", ""):
+        pytest.skip("runc was built without seccomp: apt-get install libseccomp-dev pkg-config, and start anew")
+    printed = real_node.cluster.pods.read_log(seen).splitlines()
+    assert printed == ["CapBnd: 0000000000000000", "NoNewPrivs: 1", "Seccomp: 2", "Read-only file system"]
 
 
 def test_this_machine_sees_neither_its_network_nor_its_mounts(real_node: RealNode) -> None:
