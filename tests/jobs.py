@@ -147,6 +147,11 @@ def check(namespace: Namespace, job: str) -> Object:
     return found[0]
 
 
+def workload_of(namespace: Namespace, job: str) -> Object:
+    """A job's Workload, once there is one."""
+    return namespace.cluster.wait(lambda: namespace.workload(job), f"{job} has a Workload", interval=0.01)
+
+
 def wait_message(namespace: Namespace, job: str, text: str, *, timeout: float = 30) -> Object:
     """Waits until the gate leaves the job Pending with a message that contains `text`; returns the entry."""
 

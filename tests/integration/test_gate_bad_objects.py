@@ -44,9 +44,13 @@ def _the_gate_goes_on(gate: Gate, roomy: Namespace) -> Iterator[None]:
 
 def test_a_workload_without_a_status(roomy: Namespace) -> None:
     roomy.create(jobs.workload("no-status", queueName="no-queue"))  # as the watch first sees every Workload
-    workload = roomy.get("Workload", "no-status")
-    workload.pop("status", None)
-    roomy.cluster.update(workload, "status")
+
+    def bare() -> Object:
+        workload = roomy.get("Workload", "no-status")
+        workload.pop("status", None)
+        return roomy.cluster.update(workload, "status")
+
+    roomy.cluster.wait(bare, "it is written without a status")  # Kueue may have written in between
     jobs.poke(roomy, "no-status")
 
 

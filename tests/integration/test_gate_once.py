@@ -15,12 +15,17 @@ def admissions_of_ungated_jobs(namespace: Namespace) -> Iterator[tuple[str, int]
     """Jobs that were created without a start gate, one after the other, and the count at which each was approved.
 
     Such a job has quota within milliseconds of its creation. Kueue's own writes to its Workload, which go on for a
-    moment, make the gate's approval fail with a conflict when it has raised the count already.
+    moment, make the gate's approval fail with a conflict when it has raised the count already. How often, depends on
+    the machine: so the test writes to the Workload, too, until some writes after the first raise.
     """
     for _ in range(COUNT):
         job = jobs.trainjob(gated=False, cpu="10m")
         namespace.create(job)
         name: str = job["metadata"]["name"]
+        workload, left = jobs.workload_of(namespace, name)["metadata"]["name"], 3
+        while left:
+            jobs.poke(namespace, workload)
+            left -= jobs.admission_of(namespace, name) > 0
         jobs.wait_ready(namespace, name, "admission ")
         yield name, jobs.admission_of(namespace, name)
 
