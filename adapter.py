@@ -1332,7 +1332,8 @@ def read_runtime(api: Connection, namespace: str, runtime: Runtime) -> Object | 
 def create_trainjob(api: Connection, trainjob: Object) -> Object:
     """Creates a TrainJob; returns it as the server has it."""
     namespace = segment(trainjob["metadata"]["namespace"])
-    return api.request("POST", f"{TRAINER}/namespaces/{namespace}/trainjobs", None, trainjob)
+    # Longer than other requests: three webhooks are asked, each with ten seconds of its own.
+    return api.request("POST", f"{TRAINER}/namespaces/{namespace}/trainjobs", None, trainjob, timeout=30.0)
 
 
 def read_trainjob(api: Connection, namespace: str, name: str) -> Object | None:

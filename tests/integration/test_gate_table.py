@@ -18,6 +18,7 @@ from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.gate import USER, Gate
 from tests.cluster.namespaces import Namespace
+from tests.cluster.waiting import wait
 
 KEEP = "dispatch.test/keep"  # a finalizer: the object stays until the test lets it go
 ELSEWHERE = "00000000-0000-0000-0000-000000000000"  # the UID of something that is not there
@@ -84,8 +85,14 @@ def wait_read(namespace: Namespace, trainjob: str, since: int) -> None:
 
 
 def complained(gate: Gate, text: str, about: str) -> str:
-    """The line of the log in which the gate asks for a person's help."""
-    return next(line for line in gate.log if "level=ERROR" in line and text in line and about in line)
+    """The line of the log in which the gate asks for a person's help; it comes a moment after the message."""
+    return logged(gate, "level=ERROR", text, about)
+
+
+def logged(gate: Gate, *texts: str) -> str:
+    """The first line of the log with all these texts, once it is there."""
+    found = wait(lambda: [line for line in gate.log if all(t in line for t in texts)], f"the gate logs {texts}", 30)
+    return found[0]
 
 
 # --- rows 1 and 2: nothing to decide
@@ -483,7 +490,7 @@ def test_row_12_a_job_whose_count_is_exhausted_is_rejected_and_never_starts(gate
     wait(lambda: jobs.condition(roomy.workload(job), "QuotaReserved", "False"), "its quota is free")
     assert roomy.pods(job) == []
     assert jobs.admission_of(roomy, job) == 999_999
-    line = next(line for line in gate.log if "msg=rejected" in line and job in line)
+    line = logged(gate, "msg=rejected", job)
     assert 'reason="the admission count is exhausted"' in line
 
 
