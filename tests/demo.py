@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+import adapter
 from tests import jobs
 from tests.attempts import Attempts
 from tests.cluster import local, real_node
@@ -66,7 +67,7 @@ def story(namespace: Namespace, step: Steps, *, gate: bool) -> None:
     cluster = namespace.cluster
 
     def start() -> tuple[str, list[dict[str, object]]]:
-        job = jobs.submit(namespace, nodes=2)
+        job = launch(namespace, nodes=2)
         return job, jobs.running(namespace, job, count=2, epoch="1000001")
 
     job, pods = step("a TrainJob of two pods is created gated, opened, admitted by Kueue, and runs", start)
@@ -74,10 +75,13 @@ def story(namespace: Namespace, step: Steps, *, gate: bool) -> None:
     hanging = pods[0]
     cluster.pods.stick(hanging)
     name = hanging["metadata"]["name"]  # type: ignore[index]
-    other = step(
-        "a job of higher priority takes all the quota: Kueue preempts the first",
-        lambda: jobs.preempt(namespace, job, cpu="4"),
-    )
+
+    def preempt() -> str:
+        other = launch(namespace, cpu="4", priority="high")
+        cluster.wait(lambda: jobs.condition(namespace.workload(job), "Evicted"), f"{job} is evicted")
+        return other
+
+    other = step("a job of higher priority takes all the quota: Kueue preempts the first", preempt)
     say(f"      one of its pods is gone, the other hangs Terminating: {name}")
 
     def quota_back() -> None:
@@ -98,6 +102,29 @@ def story(namespace: Namespace, step: Steps, *, gate: bool) -> None:
     step("the pod goes at last", lambda: cluster.pods.unstick(namespace.get("Pod", name)))
     step("the second attempt runs, with epoch 1000002", lambda: jobs.running(namespace, job, count=2, epoch="1000002"))
     step("it ends", lambda: jobs.finish(namespace, job))
+
+
+def launch(namespace: Namespace, *, nodes: int = 1, cpu: str = "1", priority: str | None = None) -> str:
+    """Starts a job with the adapter, sees it wait at its start gate, opens it; returns its TrainJob's name."""
+    settings = {
+        "namespace": namespace.name,
+        "probeRuntime": {"name": "torch-distributed"},
+        "kubeconfig": str(namespace.cluster.kubeconfig),
+        "kueue": {"localQueue": namespace.queue, "admissionCheck": namespace.check},
+    }
+    spec = adapter.JobSpec(
+        adapter.new_job(),
+        adapter.Runtime("torch-distributed"),
+        nodes=nodes,
+        resources=adapter.Resources(requests={"cpu": cpu}),
+        priority=priority,
+    )
+    backend = adapter.connect(settings)
+    handle = backend.start(spec)
+    namespace.cluster.wait(lambda: backend.inspect(handle).state == adapter.State.GATED, f"{handle.name} is gated")
+    namespace.cluster.wait(lambda: namespace.workload(handle.name), f"{handle.name} has a Workload")
+    backend.open(handle)
+    return handle.name
 
 
 def real_story(site: Site, step: Steps, *, gate: bool) -> None:
