@@ -7,6 +7,7 @@ node: material for whoever has to tell causes apart. `DISPATCH_RECORD=1` writes 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import operator
 import os
@@ -86,8 +87,9 @@ def check(name: str, moment: str, look: Callable[[], Object], *, within: float =
 
     with contextlib.suppress(WaitTimeout):
         wait(lambda: operator.eq(*both()), f"{name} looks as recorded", within)
-    seen, expected = both()
-    assert seen == expected
+    seen, expected = (json.dumps(facts, indent=1, sort_keys=True).splitlines() for facts in both())
+    difference = "\n".join(difflib.unified_diff(expected, seen, "recorded", "seen", lineterm=""))
+    assert not difference, f"{name}, {moment}:\n{difference}"
 
 
 def _settled(look: Callable[[], Object], seconds: float = 4) -> Object:

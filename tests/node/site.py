@@ -95,6 +95,12 @@ class Site:
         self.cluster.wait(lambda: jobs.condition(self.namespace.workload(job), "Evicted"), f"{job} is evicted")
         self.namespace.delete("TrainJob", other)
 
+    def give_up(self, job: str) -> None:
+        """Has its programs end in the middle; returns when no pod is left. The job's next attempt runs as ever."""
+        (self.folder / f"{job}.end").touch()
+        self.cluster.wait(lambda: not self.namespace.pods(job), f"the pods of {job} are gone")
+        (self.folder / f"{job}.end").unlink()
+
     def end(self, job: str) -> None:
         """Has its programs end, now or as soon as they run; returns when the job is Complete."""
         (self.folder / f"{job}.end").touch()
@@ -115,7 +121,7 @@ def execute(cluster: Cluster, pod: Object, *command: str) -> str:
         stream = kubernetes.stream.stream(call, name, namespace, **options)
         stream.run_forever(timeout=30)
         printed: str = stream.read_all()
-        stream.close()
+        stream.sock.shutdown()  # `close` leaves open what the server has closed
     return printed
 
 

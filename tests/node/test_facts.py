@@ -124,18 +124,19 @@ for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
 """
 
 
-def test_a_preempted_job_looks_as_recorded(site: Site, lease: str) -> None:
-    job = start(site, lease, "--ignore-sigterm")
-    site.running(job)
-    other = site.submit(priority="high")
-    site.cluster.wait(lambda: jobs.condition(site.namespace.workload(job), "Evicted"), f"{job} is evicted")
-    site.running(other)
-    compare(site, "preempted", job, "terminating")
-    site.cluster.wait(lambda: not site.namespace.pods(job), f"the pods of {job} are gone")
-    compare(site, "preempted", job, "gone")
-    site.end(other)
-    site.running(job, "1000002")
-    compare(site, "preempted", job, "running again")
+def test_a_preempted_job_looks_as_recorded(real_node: RealNode, lease: str) -> None:
+    with on(real_node, grace=60) as site:
+        job = start(site, lease, "--ignore-sigterm")
+        site.running(job)
+        other = site.submit(priority="high")
+        site.cluster.wait(lambda: jobs.condition(site.namespace.workload(job), "Evicted"), f"{job} is evicted")
+        site.running(other)
+        compare(site, "preempted", job, "terminating")
+        site.give_up(job)
+        compare(site, "preempted", job, "gone")
+        site.end(other)
+        site.running(job, "1000002")
+        compare(site, "preempted", job, "running again")
 
 
 def test_a_pod_that_is_evicted_looks_as_recorded(site: Site, lease: str) -> None:
