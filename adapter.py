@@ -1332,8 +1332,7 @@ def read_runtime(api: Connection, namespace: str, runtime: Runtime) -> Object | 
 def create_trainjob(api: Connection, trainjob: Object) -> Object:
     """Creates a TrainJob; returns it as the server has it."""
     namespace = segment(trainjob["metadata"]["namespace"])
-    # Longer than other requests: three webhooks are asked, each with ten seconds of its own.
-    return api.request("POST", f"{TRAINER}/namespaces/{namespace}/trainjobs", None, trainjob, timeout=30.0)
+    return api.request("POST", f"{TRAINER}/namespaces/{namespace}/trainjobs", None, trainjob)
 
 
 def read_trainjob(api: Connection, namespace: str, name: str) -> Object | None:
