@@ -30,6 +30,7 @@ from tests.cluster.namespaces import Namespace
 EXAMPLES = pathlib.Path("examples")
 MODES = ("plain", "kueue")
 ACCOUNT = "dispatch-adapter"
+JOB_CONTROLLER = "system:serviceaccount:kube-system:job-controller"
 GATED_BY, HOLD = "kueue.x-k8s.io/admission-gated-by", "dispatch.phpboyscout.uk/hold"
 
 
@@ -115,13 +116,13 @@ class World:
         self.wait(lambda: self.backend.inspect(handle).final, f"{handle.name} has ended")
 
     def pods_created(self) -> int:
-        """How many pods were ever made in the namespace, by the API server's own record."""
+        """How many pods the Job controller has ever made in the namespace, by the API server's own record."""
         return sum(
             (event["verb"], event["responseStatus"]["code"]) == ("create", 201)
             and event.get("objectRef", {}).get("resource") == "pods"
             and event["objectRef"].get("namespace") == self.namespace.name
             and "subresource" not in event["objectRef"]
-            for event in self.cluster.audit_events(since=self.mark)
+            for event in self.cluster.audit_events(JOB_CONTROLLER, since=self.mark)
         )
 
     def left(self, job: str = "") -> list[str]:

@@ -206,6 +206,16 @@ def test_a_job_that_somebody_changes_on_its_way_is_removed_again(
         assert world.left(spec.job) == []
 
 
+def test_without_that_check_a_job_runs_that_nobody_opened(
+    cluster: Cluster, plain: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "answer_fault", lambda *_: "")
+    with adapters.mutating_policy(cluster, plain.namespace.name, UNSUSPEND):
+        made = adapter.render(plain.spec(), {}, adapter.Settings.load(plain.settings))
+        plain.wait(lambda: not plain.namespace.create(made, dry_run=True)["spec"]["suspend"], "the policy works")
+        plain.running(plain.backend.start(plain.spec()))
+
+
 def test_in_a_namespace_that_kueue_does_not_see_a_job_is_refused_and_never_runs(cluster: Cluster) -> None:
     """The webhook that suspends is not asked: the job must not run meanwhile."""
     with adapters.world(cluster, "kueue") as world:
@@ -306,6 +316,15 @@ def test_the_next_submission_waits_for_pods_whose_trainjob_is_gone(world: World)
     world.cluster.pods.unstick(pod)
     world.wait(lambda: world.namespace.pods(first.name) == [], "it is gone")
     assert world.backend.start(second).submission == 2
+
+
+def test_without_that_guard_two_submissions_run_side_by_side(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = world.opened(resources={"requests": {"cpu": "500m"}})
+    monkeypatch.setattr(adapter, "may_still_run", lambda *_: "")
+    second = world.opened(job=first.job, submission=2, resources={"requests": {"cpu": "500m"}})
+    living = {pod["metadata"]["annotations"]["dispatch.phpboyscout.uk/epoch"] for pod in world.namespace.pods()}
+    assert living == {"1000001", "2000001"}
+    assert len(world.running(first)) == len(world.running(second)) == 2
 
 
 def test_a_submission_below_one_that_exists_is_a_conflict(world: World) -> None:
