@@ -25,6 +25,9 @@ from dataclasses import dataclass, field, replace
 
 COMPONENTS = pathlib.Path(__file__).parent / "components"
 GO_REQUIRED = (1, 26)
+SECCOMP_HELP = (
+    "for them, install libseccomp's headers and pkg-config (Debian: apt-get install libseccomp-dev pkg-config)"
+)
 GO_HELP = "install Go 1.26 or newer (https://go.dev/doc/install) and put `go` on the PATH"
 
 Progress = Callable[[str], None]
@@ -117,20 +120,15 @@ _RUNC = Component(
     cgo=True,  # what enters a container's namespaces is written in C
 )
 _RUNC_SECCOMP = replace(_RUNC, tags=f"{_STATIC} seccomp")
+_UNFILTERED = Component("unfiltered", "dispatch.test/unfiltered", {"unfiltered": "dispatch.test/unfiltered"})
 
 
 def node_components(progress: Progress) -> tuple[Component, ...]:
-    """What a real node needs.
-
-    Where libseccomp is not there to build with, it is runc without seccomp, and `progress` is told what that means.
-    """
+    """What a real node needs; where libseccomp is not there to build with, without it, which `progress` is told."""
     if _folder(_RUNC_SECCOMP).is_dir() or _has_libseccomp():
         return (*_NODE, _RUNC_SECCOMP)
-    progress(
-        "runc is used without seccomp: pods that ask for a seccomp profile (RuntimeDefault) fail on the real node. "
-        "To have it, install libseccomp's headers and pkg-config (Debian: apt-get install libseccomp-dev pkg-config)"
-    )
-    return (*_NODE, _RUNC)
+    progress(f"pods run without seccomp filters on the real node: {SECCOMP_HELP}")
+    return (*_NODE, _RUNC, _UNFILTERED)
 
 
 def _has_libseccomp() -> bool:

@@ -189,6 +189,9 @@ class RealNode:
             ],
         }
         self._write("cni/10-pods.conflist", json.dumps(network))
+        runc = programs["runc"] / "bin/runc"  # on the PATH, too, for the one that may stand before it
+        if "unfiltered" in programs:
+            runc = programs["unfiltered"] / "bin/unfiltered"
         return f"""version = 3
 root = '{self.folder}/containerd'
 state = '/run/containerd'
@@ -207,7 +210,7 @@ disable_apparmor = true # no profile is left in the kernel
 runtime_type = 'io.containerd.runc.v2'
 
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-BinaryName = '{programs["runc"]}/bin/runc'
+BinaryName = '{runc}'
 SystemdCgroup = false
 
 [plugins.'io.containerd.cri.v1.runtime'.cni]

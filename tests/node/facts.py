@@ -40,6 +40,7 @@ OURS = "dispatch.phpboyscout.uk/"
 NOISE = {
     *("containerID", "imageID", "hostIP", "hostIPs", "podIP", "podIPs", "qosClass", "observedGeneration", "user"),
     *("resources", "allocatedResources", "volumeMounts", "uncountedTerminatedPods", "lastProbeTime", "image"),
+    "accumulatedPastExecutionTimeSeconds",
 }
 
 

@@ -1,0 +1,3 @@
+module dispatch.test/unfiltered
+
+go 1.26.0
