@@ -1426,8 +1426,10 @@ def _is_absent(error: ApiError) -> bool:
 class Again:
     """Decides whether a write is made once more, from a fresh read: after a conflict, no answer, or a busy server."""
 
-    def __init__(self, seconds: float = 30.0) -> None:
-        self._until, self._delay = time.monotonic() + seconds, 0.05
+    PATIENCE = 30.0  # seconds
+
+    def __init__(self) -> None:
+        self._until, self._delay = time.monotonic() + self.PATIENCE, 0.05
 
     def pause(self, error: Exception) -> None:
         """Waits a little; raises the error when trying again is no use, or the time is up."""
@@ -1554,7 +1556,8 @@ class Backend:
         """Stops the job and removes all of it, gracefully. Returns when nothing is left. Twice is fine.
 
         Raises Unreachable naming what is left when that takes longer than the pods' grace periods and a minute, and
-        NotFound when the name is another object's now, which is left alone.
+        NotFound when the name is another object's now, which is left alone. When suspending it first gets no answer,
+        Unreachable or Conflict says so, and nothing is deleted.
         """
         self._may_write("stop")
         self._of_this_namespace(handle)
@@ -1645,12 +1648,12 @@ class Backend:
             mode = "in Kueue mode" if is_queued(trainjob) else "in plain mode"
             raise Conflict(f"TrainJob {handle}: it was started {mode}: use the settings that it was started with")
 
-    def _update(self, handle: Handle, change: Callable[[Object], Object | None], seconds: float = 30.0) -> None:
+    def _update(self, handle: Handle, change: Callable[[Object], Object | None]) -> None:
         """Writes what `change` makes of the TrainJob as it is now, until it is written or `change` says None: it is so.
 
         A lost answer needs no more: if the write was done, the next read shows it; if it is done later, it conflicts.
         """
-        again = Again(seconds)
+        again = Again()
         with explained(f"TrainJob {handle}"):
             while (changed := change(self._trainjob(handle))) is not None:
                 try:
@@ -1730,9 +1733,9 @@ class Backend:
 
     # --- open, stop
 
-    def _deactivate(self, handle: Handle, *, needed: bool = False, seconds: float = 30.0) -> None:
+    def _deactivate(self, handle: Handle, *, needed: bool = False) -> None:
         """Makes the job's Workload inactive: Kueue takes its quota back, suspends the job, and keeps it so."""
-        again, what = Again(seconds), f"the Workload of TrainJob {handle}"
+        again, what = Again(), f"the Workload of TrainJob {handle}"
         with explained(what):
             while True:
                 found = list_workloads(self._api, self._namespace, handle.uid)
@@ -1749,11 +1752,11 @@ class Backend:
                     return
 
     def _quieten(self, handle: Handle) -> None:
-        """Has the job suspended, for good, and waits until it stands still: bounded, and it need not succeed.
+        """Has the job suspended, for good, and waits until it stands still, for a bounded time.
 
-        Deleting it then starts no pod, and no controller is just making something for it. When the mark is refused (its
-        runtime is gone, a webhook is away), or the time is up, deleting it at once is the next best: nothing follows a
-        TrainJob that is gone.
+        Never deleted before it was suspended, unless the cluster refuses that for good (the runtime is gone, or a right
+        is missing): a controller whose cache is behind makes JobSet and Job anew for a while, and then they are
+        suspended, too. After a restart of the API server the Job of a running TrainJob that was deleted started again.
         """
         started, pause = time.monotonic(), 0.1
         gated = ended = False
@@ -1763,11 +1766,11 @@ class Backend:
             gated, ended = is_gated(trainjob), is_final(trainjob)
             return marked_stopping(trainjob)
 
-        with contextlib.suppress(DispatchError):
-            self._update(handle, mark, seconds=10.0)
+        with contextlib.suppress(Unauthorized, Invalid, NotFound):
+            self._update(handle, mark)
             while True:
                 if self.settings.kueue and not (gated or ended):  # again each time: Kueue may have made it anew
-                    self._deactivate(handle, seconds=10.0)
+                    self._deactivate(handle)
                 with explained(f"JobSet and pods of TrainJob {handle}"):
                     jobsets = list_jobsets(self._api, self._namespace, _selector(handle.name))
                     pods = [p for p in list_pods(self._api, self._namespace, _selector(handle.name)) if remains(p)]

@@ -226,9 +226,6 @@ def mutating_policy(cluster: Cluster, namespace: str, patch: str) -> Iterator[No
 
 def impatient(monkeypatch: pytest.MonkeyPatch, *, reads: float = 2.0, writes: float = 3.0, settle: float = 2.0) -> None:
     """Has the adapter give up after so many seconds instead of its own bounds, which are too long for a test."""
-    again = adapter.Again.__init__
-    monkeypatch.setattr(
-        adapter.Again, "__init__", lambda self, seconds=0.0: again(self, min(seconds or writes, writes))
-    )
+    monkeypatch.setattr(adapter.Again, "PATIENCE", writes)
     monkeypatch.setitem(adapter.Connection.read.__kwdefaults__ or {}, "patience", reads)
     monkeypatch.setattr(adapter, "SETTLE", settle)

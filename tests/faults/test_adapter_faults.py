@@ -199,6 +199,24 @@ def test_a_server_that_stays_broken_is_unreachable(
     assert plain.backend.inspect(handle).state is State.GATED
 
 
+def test_a_job_that_cannot_be_suspended_now_is_not_deleted(
+    world: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would start once more: the controllers' caches may be behind just when the server has been away."""
+    handle = world.started()
+    world.backend.open(handle)
+    world.running(handle)
+    adapters.impatient(monkeypatch)
+    with proxy.answer(500, "PUT"), pytest.raises(Unreachable, match="the proxy says 500"):
+        world.backend.stop(handle)
+    assert proxy.requests("DELETE") == []
+    assert len(world.running(handle)) == 2
+    monkeypatch.undo()
+    world.backend.stop(handle)
+    assert world.left(handle.job) == []
+    assert world.pods_created() == 2
+
+
 def test_an_api_that_is_not_served_is_unsupported(plain: World, proxy: Proxy) -> None:
     handle = plain.started()
     proxy.answer(404, path="/apis/trainer", body=b"404 page not found\n", headers={"Content-Type": "text/plain"})
@@ -214,6 +232,7 @@ def test_a_job_survives_a_restart_of_the_api_server_in_the_middle(world: World, 
         world.running(handle)
     meanwhile_restarted(world, proxy, lambda: world.backend.stop(handle))
     assert world.left(handle.job) == []
+    assert world.pods_created() == 2
 
 
 def meanwhile_restarted(world: World, proxy: Proxy, operation: Callable[[], None]) -> None:

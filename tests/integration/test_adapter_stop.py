@@ -187,19 +187,35 @@ def test_stop_waits_as_long_as_the_pods_grace_period() -> None:
     assert adapter._grace(pods) == 120
 
 
-def test_without_kueue_the_workload_is_named_and_goes_when_kueue_is_back(
-    kueue: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("component", ["kueue", "trainer"])
+def test_nothing_is_deleted_while_a_webhook_is_away(
+    kueue: World, monkeypatch: pytest.MonkeyPatch, component: str
 ) -> None:
+    """A TrainJob that is deleted and was not suspended may start once more."""
     handle = kueue.opened()
-    workload = kueue.namespace.workload(handle.name)["metadata"]["name"]
     adapters.impatient(monkeypatch)
-    kueue.cluster.kill("kueue")
+    kueue.cluster.kill(component)
     try:
-        with pytest.raises(Unreachable, match=f"there is left: Workload {workload}: "):
+        with pytest.raises(Unreachable, match=r"failed calling webhook .*: try again"):
             kueue.backend.stop(handle)
-        assert kueue.pods_created() == 2
+        assert len(kueue.running(handle)) == 2
     finally:
-        kueue.cluster.start("kueue")
+        kueue.cluster.start(component)
+        monkeypatch.undo()
+    kueue.backend.stop(handle)
+    assert kueue.left(handle.job) == []
+    assert kueue.pods_created() == 2
+
+
+def test_a_workload_that_kueue_does_not_let_go_is_named(kueue: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = kueue.opened()
+    name = kueue.namespace.workload(handle.name)["metadata"]["name"]
+    keep = ["example.org/keep", "kueue.x-k8s.io/resource-in-use"]
+    kueue.namespace.patch("Workload", name, {"metadata": {"finalizers": keep}})
+    monkeypatch.setattr(adapter, "SETTLE", 5.0)
+    with pytest.raises(Unreachable, match=f"there is left: Workload {name}: see what keeps it"):
+        kueue.backend.stop(handle)
+    kueue.namespace.patch("Workload", name, {"metadata": {"finalizers": None}})
     kueue.backend.stop(handle)
     assert kueue.left(handle.job) == []
 
