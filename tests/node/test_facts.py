@@ -63,7 +63,6 @@ ENDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "out-of-memory": (["--allocate=200"], {}),
     # The container's own program goes on and ends by itself: the reason is OOMKilled all the same, not the exit code.
     "out-of-memory-in-a-child": (["--allocate=200", "--in-child", "--seconds=0", "--exit-code=1"], {}),
-    "deadline": ([], {"timeout": 3}),
     "command-not-found": ([], {"command": ["/no/such/program"]}),
 }
 
@@ -74,6 +73,15 @@ def test_an_end_looks_as_recorded(site: Site, lease: str, name: str) -> None:
     job = start(site, lease, *options, **more)
     site.cluster.wait(lambda: finished(site, job), f"{job} has ended")
     compare(site, name, job, "finished")
+
+
+def test_a_job_that_runs_too_long_looks_as_recorded(site: Site, lease: str) -> None:
+    job = start(site, lease, timeout=15)
+    site.running(job)
+    get = site.namespace.get
+    site.cluster.wait(lambda: get("TrainJob", job)["status"]["jobsStatus"][0]["ready"] == 1, f"{job} is ready")
+    site.cluster.wait(lambda: finished(site, job), f"{job} has ended")
+    compare(site, "deadline", job, "finished")
 
 
 WAITS: dict[str, tuple[dict[str, Any], list[str]]] = {
