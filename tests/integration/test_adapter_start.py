@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 import adapter
 from adapter import Conflict, Invalid, NotFound, State, Unauthorized, Unsupported
@@ -140,6 +141,26 @@ def test_every_field_of_a_spec_reaches_the_pods(kueue: World) -> None:
     assert kueue.namespace.get("JobSet", handle.name)["metadata"]["labels"]["app.kubernetes.io/name"] == "x"
     assert kueue.namespace.workload(handle.name)["spec"]["priorityClassRef"]["name"] == "high"
     assert kueue.trainjob(handle)["spec"]["activeDeadlineSeconds"] == 86400
+
+
+def test_the_example_queue_admits_the_example_job(kueue: World) -> None:
+    name, check = kueue.namespace.name, str(kueue.namespace.check)
+    text = (adapters.EXAMPLES / "queue.yaml").read_text().replace("dispatch-admission", check)
+    for obj in yaml.safe_load_all(
+        text.replace("namespace: team-a", f"namespace: {name}").replace("name: lq", "name: own")
+    ):
+        if obj["kind"] == "ClusterQueue":
+            obj["metadata"]["name"] = f"{name}-own"
+        if obj["kind"] == "LocalQueue":
+            obj["spec"]["clusterQueue"] = f"{name}-own"
+        kueue.cluster.apply(obj)
+    backend = kueue.connect(kueue={**kueue.settings["kueue"], "localQueue": "own"})
+    handle = backend.start(kueue.spec())
+    backend.open(handle)
+    kueue.running(handle)
+    assert backend.inspect(handle).admission == 1
+    backend.stop(handle)
+    kueue.cluster.delete("ClusterQueue", f"{name}-own")
 
 
 # --- only what was asked for
