@@ -56,8 +56,9 @@ def missing() -> str:
     if not reasons:
         return ""
     return (
-        f"a real node cannot have here: {'; '.join(reasons)}. It needs all capabilities, unconfined, and a folder for "
-        "temporary files ($TMPDIR) that is no overlay: a virtual machine, or a container with --privileged and a volume"
+        f"a real node cannot run here, as it cannot have {'; '.join(reasons)}. It needs all capabilities, unconfined, "
+        "and a folder for temporary files ($TMPDIR) that is no overlay: a virtual machine, or a container with "
+        "--privileged and a volume"
     )
 
 
@@ -100,43 +101,11 @@ class RealNode:
         for name in ("containerd", "cni", "kubelet", "log", "tmp", "images", "shared"):
             (self.folder / name).mkdir(parents=True)
         self.shared.chmod(0o1777)  # pods have their own users
-        processes, ready = self.cluster.processes, self.cluster.ready
-        cgroup = processes.cgroup()
-
-        pause = programs["pause"] / "bin/pause"
-        argv = [sys.executable, "-m", "tests.cluster.machine", str(self.folder), str(pause)]
-        processes.start(MACHINE, argv, inside=MACHINE)
-        images.write_pause(self.folder / "images/pause.tar", pause)
-        images.write_python(self.folder / "images/python.tar")
-        ready(MACHINE)
-        ports = [str(self.cluster.components.ports[name]) for name in ("kube-apiserver", KUBELET)]
-        argv = [sys.executable, "-m", "tests.cluster.relay", str(_pid(processes, MACHINE)), *ports]
-        processes.start(RELAY, argv)
-
-        environment = {"PATH": f"{programs['runc']}/bin:{os.environ['PATH']}", "TMPDIR": str(self.folder / "tmp")}
-        binary = programs["containerd"] / "bin"
-        environment["PATH"] = f"{binary}:{environment['PATH']}"  # the shim's
-        config = self._write("containerd.toml", self._containerd_config(programs))
-        processes.start(CONTAINERD, [str(binary / "containerd"), "--config", config], environment, inside=MACHINE)
-        ready(CONTAINERD)
-        for archive in sorted((self.folder / "images").iterdir()):
-            socket_path = _containerd(processes)
-            argv = [str(binary / "ctr"), "--address", socket_path, "--namespace", "k8s.io", "images", "import"]
-            subprocess.run([*argv, str(archive)], check=True, capture_output=True)
-            archive.unlink()
-
+        cgroup = self.cluster.processes.cgroup()
+        self._start_machine(programs)
+        self._start_containerd(programs)
         self._create()
-        ready(RELAY)
-        self._write("resolv.conf", "")  # pods ask no name server
-        flags = {
-            "--config": self._write("kubelet.yaml", yaml.safe_dump(self._kubelet_config(cgroup))),
-            "--kubeconfig": str(self.cluster.folder / "config/kubelet.kubeconfig"),
-            "--hostname-override": NAME,
-            "--cloud-provider": "external",  # keeps the addresses that the Node has
-            "--cert-dir": "/var/lib/kubelet/pki",
-        }
-        argv = [str(programs["kubelet"] / "bin/kubelet"), *(f"{flag}={value}" for flag, value in flags.items())]
-        processes.start(KUBELET, argv, environment, inside=MACHINE)
+        self._start_kubelet(programs, cgroup)
         self.cluster.nodes.wait_ready(NAME)
         progress(f"the node {NAME} is ready after {time.monotonic() - began:.0f} s")
 
@@ -155,6 +124,48 @@ class RealNode:
     def _write(self, name: str, text: str) -> str:
         (self.folder / name).write_text(text)
         return str(self.folder / name)
+
+    # --- its parts
+
+    def _start_machine(self, programs: Mapping[str, pathlib.Path]) -> None:
+        """And the relay; meanwhile, the images are made."""
+        processes, pause = self.cluster.processes, programs["pause"] / "bin/pause"
+        argv = [sys.executable, "-m", "tests.cluster.machine", str(self.folder), str(pause)]
+        processes.start(MACHINE, argv, inside=MACHINE)
+        images.write_pause(self.folder / "images/pause.tar", pause)
+        images.write_python(self.folder / "images/python.tar")
+        self.cluster.ready(MACHINE)
+        ports = [str(self.cluster.components.ports[name]) for name in ("kube-apiserver", KUBELET)]
+        processes.start(RELAY, [sys.executable, "-m", "tests.cluster.relay", str(_pid(processes, MACHINE)), *ports])
+        self.cluster.ready(RELAY)
+
+    def _start_containerd(self, programs: Mapping[str, pathlib.Path]) -> None:
+        """And gives it the images."""
+        processes, binaries = self.cluster.processes, programs["containerd"] / "bin"
+        config = self._write("containerd.toml", self._containerd_config(programs))
+        path = f"{binaries}:{programs['runc']}/bin:{os.environ['PATH']}"  # for its shim, and for `unfiltered`
+        argv = [str(binaries / "containerd"), "--config", config]
+        processes.start(CONTAINERD, argv, {**self._environment(), "PATH": path}, inside=MACHINE)
+        self.cluster.ready(CONTAINERD)
+        for archive in sorted((self.folder / "images").iterdir()):
+            argv = [str(binaries / "ctr"), "--address", _containerd(processes), "--namespace", "k8s.io"]
+            subprocess.run([*argv, "images", "import", str(archive)], check=True, capture_output=True)
+            archive.unlink()
+
+    def _start_kubelet(self, programs: Mapping[str, pathlib.Path], cgroup: str) -> None:
+        self._write("resolv.conf", "")  # pods ask no name server
+        flags = {
+            "--config": self._write("kubelet.yaml", yaml.safe_dump(self._kubelet_config(cgroup))),
+            "--kubeconfig": str(self.cluster.folder / "config/kubelet.kubeconfig"),
+            "--hostname-override": NAME,
+            "--cloud-provider": "external",  # keeps the addresses that the Node has
+            "--cert-dir": "/var/lib/kubelet/pki",
+        }
+        argv = [str(programs["kubelet"] / "bin/kubelet"), *(f"{flag}={value}" for flag, value in flags.items())]
+        self.cluster.processes.start(KUBELET, argv, self._environment(), inside=MACHINE)
+
+    def _environment(self) -> dict[str, str]:
+        return {"TMPDIR": str(self.folder / "tmp")}
 
     def _create(self) -> None:
         """Creates the Node, before its kubelet would.

@@ -6,17 +6,21 @@ import json
 import os
 import pathlib
 import signal
+import ssl
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from tests.cluster import build, cgroups, images, local, machine, supervisor
-from tests.cluster.api import Object
+from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.namespaces import Namespace
-from tests.cluster.real_node import MACHINE, NAME, NAMES, PLACEMENT, RealNode
+from tests.cluster.nodes import KWOK_NODES
+from tests.cluster.real_node import KUBELET, MACHINE, NAME, NAMES, PLACEMENT, RealNode
 from tests.cluster.waiting import wait
 from tests.node.site import execute
 
@@ -78,6 +82,20 @@ def test_a_pod_reaches_the_api_server_and_nothing_else(real_node: RealNode, name
         "routes": 2,  # to its neighbours and to the service address
         "shell": [],
     }
+
+
+def test_the_kubelet_answers_to_no_stranger_and_may_change_no_other_node(real_node: RealNode) -> None:
+    place = real_node.cluster.components
+    url = f"https://127.0.0.1:{place.ports[KUBELET]}/pods"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url, context=ssl.create_default_context(cafile=str(place.authority)), timeout=10)
+    with refused.value:
+        assert refused.value.code == 401
+
+    kubelet = Api(real_node.cluster.folder / "config/kubelet.kubeconfig")
+    with pytest.raises(ApiError, match="is not allowed to modify node"):
+        kubelet.patch("Node", KWOK_NODES[0], None, {"metadata": {"annotations": {"dispatch.test/mine": "true"}}})
+    kubelet.close()
 
 
 def test_nothing_lands_on_the_real_node_unasked(real_node: RealNode, namespace: Namespace) -> None:

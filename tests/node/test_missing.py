@@ -51,7 +51,7 @@ def test_without_root_it_says_that_it_needs_root() -> None:
 def test_without_a_capability_it_says_what_it_cannot_have(capability: int, needed: str) -> None:
     before = set(cgroups.owners())
     reason = missing(WITHOUT, str(capability))
-    assert reason.startswith("a real node cannot have here: ")
+    assert reason.startswith("a real node cannot run here, as it cannot have ")
     assert f"{needed} (" in reason
     assert "Operation not permitted" in reason
     assert "a container with --privileged and a volume" in reason
