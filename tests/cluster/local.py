@@ -87,6 +87,8 @@ def start(folder: pathlib.Path, *, with_real_node: bool = False, progress: Progr
 
 def add_real_node(cluster: Cluster, progress: Progress = quiet) -> RealNode:
     """Joins a real node to a cluster, whose end is the node's, too. Raises LocalError."""
+    if any(cluster.folder.resolve().is_relative_to(place) for place in ("/run", "/var/log")):
+        raise LocalError(f"the real node has a /run and a /var/log of its own: {cluster.folder} must be elsewhere")
     node = RealNode(cluster)
     try:
         node.join(build_node_programs(progress), progress)
