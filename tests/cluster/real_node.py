@@ -258,6 +258,7 @@ use_internal_loopback = true
             "nodeStatusUpdateFrequency": "2s",
             "nodeStatusReportFrequency": "10s",
             "syncFrequency": "5s",
+            "volumeStatsAggPeriod": "2s",  # how soon a volume is found too full
             # A disk that is nearly full must not cost a test its pods, nor images that cannot be pulled again.
             "evictionHard": dict.fromkeys(thresholds, "0%"),
             "imageGCHighThresholdPercent": 100,
