@@ -45,7 +45,7 @@ class Audit:
         for line in lines:
             if needle in line:  # parsing is slow, and most lines are others'
                 event = json.loads(line)
-                if user in (None, event["user"]["username"]):
+                if user in (None, event.get("user", {}).get("username")):
                     found.setdefault(event["auditID"], event)
         return list(found.values())
 

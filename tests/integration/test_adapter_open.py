@@ -79,9 +79,9 @@ def test_in_kueue_mode_the_adapter_never_changes_a_trainjobs_spec(
     update = adapter.update_trainjob
 
     def recorded(api: adapter.Connection, changed: Object) -> Object:
-        written.append(changed)
         answer = update(api, changed)  # it was made on the version of the object that the server had
         assert answer["metadata"]["generation"] == changed["metadata"]["generation"]
+        written.append(changed)  # not one that conflicted: then it is made once more
         return answer
 
     monkeypatch.setattr(adapter, "update_trainjob", recorded)

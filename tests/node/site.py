@@ -136,8 +136,8 @@ def make(
 ) -> Site:
     """A site. Its runtime is the example one, or Trainer's own with `stock`; `change` edits its pod spec.
 
-    `exit_code_rule` has a podFailurePolicy fail a job by exit code, which is a hazard: see test_attempts.py.
-    Options: see `Queue`.
+    `exit_code_rule` adds to its podFailurePolicy what the example leaves out, to fail a job by exit code. That is a
+    hazard: see test_attempts.py. Options: see `Queue`.
     """
     cluster = node.cluster
     namespace = cluster.namespace(**{"quota": CPU, "flavor_spec": real_node.FLAVOR, **options})
@@ -149,9 +149,8 @@ def make(
     runtime = published if stock else yaml.safe_load(EXAMPLE.read_text())
     runtime["metadata"] = {"name": namespace.name, "labels": runtime["metadata"].get("labels", {})}
     job = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
-    rules = [rule for rule in job.get("podFailurePolicy", {}).get("rules", []) if "onExitCodes" not in rule]
-    if rules:
-        job["podFailurePolicy"] = {"rules": [*rules, *([EXIT_CODE_RULE] if exit_code_rule else [])]}
+    if exit_code_rule:
+        job["podFailurePolicy"]["rules"].append(EXIT_CODE_RULE)
     pod = job["template"]["spec"]
     pod |= {
         "terminationGracePeriodSeconds": grace,
