@@ -17,6 +17,7 @@ Usage: ./build.sh [COMMAND]
                                   --real-node shows it with real processes; it needs root, and a C compiler
   test [--long] [ARGUMENT ...]    lint, types and all tests; arguments go to pytest
                                   --long runs the full counts and sizes
+                                  CLIENT=37 in the environment: with that version of the Kubernetes client, not 36
 EOF
 }
 
@@ -27,6 +28,7 @@ environment() {
     echo "build.sh: Python 3.11 or newer is needed; ${base} is ${version:-not there}. Install one, and name it with PYTHON=..." >&2
     exit 1
   }
+  if [ ! -e "$requirements" ]; then echo "build.sh: there is no $requirements" >&2; exit 1; fi
   key=$( (echo "$version $base"; cat "$requirements") | sha256sum | cut -c1-16)
   local folder="${XDG_CACHE_HOME:-$HOME/.cache}/dispatch-venv/$key"
   python="$folder/bin/python"
@@ -108,7 +110,7 @@ case "$command" in
     exec "$python" -m tests.demo "$@"
     ;;
   test)
-    environment requirements/test.txt "${PYTHON:-python3}"
+    environment "requirements/test${CLIENT:+-$CLIENT}.txt" "${PYTHON:-python3}"
     "$python" -m ruff check .
     "$python" -m ruff format --check .
     "$python" -m mypy
