@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator, Iterator
 import hypothesis
 import pytest
 
-from tests import packaged
+from tests import adapters, packaged
+from tests.adapters import World
 from tests.cluster import local, providers
 from tests.cluster.cluster import Cluster, ClusterError, Unsupported
 from tests.cluster.namespaces import Namespace
@@ -102,6 +103,34 @@ def namespace(cluster: Cluster) -> Iterator[Namespace]:
 def proxy(cluster: Cluster) -> Iterator[Proxy]:
     """A proxy in front of the API server, which does what it is told, for this test alone."""
     with Proxy(cluster) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def _gate(cluster: Cluster) -> Iterator[None]:
+    """A controller that lets jobs through, for the tests of one module."""
+    with cluster.controller():
+        yield
+
+
+@pytest.fixture(params=adapters.MODES)
+def world(cluster: Cluster, request: pytest.FixtureRequest, _gate: None) -> Iterator[World]:
+    """The adapter in a namespace of its own, in each of its modes."""
+    with adapters.world(cluster, request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def plain(cluster: Cluster) -> Iterator[World]:
+    """The same, in plain mode."""
+    with adapters.world(cluster, "plain") as made:
+        yield made
+
+
+@pytest.fixture
+def kueue(cluster: Cluster, _gate: None) -> Iterator[World]:
+    """The same, in Kueue mode."""
+    with adapters.world(cluster, "kueue") as made:
         yield made
 
 

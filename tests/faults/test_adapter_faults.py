@@ -18,18 +18,6 @@ from tests.cluster.cluster import Cluster
 from tests.faults.proxy import Proxy, Request
 
 
-@pytest.fixture(scope="module")
-def _gate(cluster: Cluster) -> Iterator[None]:
-    with cluster.controller():
-        yield
-
-
-@pytest.fixture
-def proxy(cluster: Cluster) -> Iterator[Proxy]:
-    with Proxy(cluster) as made:
-        yield made
-
-
 @pytest.fixture(params=adapters.MODES)
 def world(cluster: Cluster, request: pytest.FixtureRequest, proxy: Proxy, _gate: None) -> Iterator[World]:
     """Its backend goes through the proxy."""

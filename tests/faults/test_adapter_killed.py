@@ -37,12 +37,6 @@ print("opened", flush=True)
 """
 
 
-@pytest.fixture(scope="module")
-def _gate(cluster: Cluster) -> Iterator[None]:
-    with cluster.controller():
-        yield
-
-
 @pytest.fixture(params=adapters.MODES)
 def world(cluster: Cluster, request: pytest.FixtureRequest, _gate: None) -> Iterator[World]:
     with adapters.world(cluster, request.param, quota="1000") as made:

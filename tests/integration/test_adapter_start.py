@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,30 +13,6 @@ from tests import adapters
 from tests.adapters import World
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
-
-
-@pytest.fixture(scope="module")
-def _gate(cluster: Cluster) -> Iterator[None]:
-    with cluster.controller():
-        yield
-
-
-@pytest.fixture(params=adapters.MODES)
-def world(cluster: Cluster, request: pytest.FixtureRequest, _gate: None) -> Iterator[World]:
-    with adapters.world(cluster, request.param) as made:
-        yield made
-
-
-@pytest.fixture
-def plain(cluster: Cluster) -> Iterator[World]:
-    with adapters.world(cluster, "plain") as made:
-        yield made
-
-
-@pytest.fixture
-def kueue(cluster: Cluster, _gate: None) -> Iterator[World]:
-    with adapters.world(cluster, "kueue") as made:
-        yield made
 
 
 def test_a_started_job_is_there_and_has_no_pods_before_it_is_opened(world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,31 +11,6 @@ from adapter import Conflict, NotFound, State, Unreachable
 from tests import adapters
 from tests.adapters import Call, World
 from tests.cluster.api import Object
-from tests.cluster.cluster import Cluster
-
-
-@pytest.fixture(scope="module")
-def _gate(cluster: Cluster) -> Iterator[None]:
-    with cluster.controller():
-        yield
-
-
-@pytest.fixture(params=adapters.MODES)
-def world(cluster: Cluster, request: pytest.FixtureRequest, _gate: None) -> Iterator[World]:
-    with adapters.world(cluster, request.param) as made:
-        yield made
-
-
-@pytest.fixture
-def plain(cluster: Cluster) -> Iterator[World]:
-    with adapters.world(cluster, "plain") as made:
-        yield made
-
-
-@pytest.fixture
-def kueue(cluster: Cluster, _gate: None) -> Iterator[World]:
-    with adapters.world(cluster, "kueue") as made:
-        yield made
 
 
 def uids(pods: list[Object]) -> set[str]:
