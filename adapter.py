@@ -926,11 +926,17 @@ def described(left: Mapping[str, Sequence[Object]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known about one job: the objects as they were read within one call."""
+    """What is known about one job: the objects as they were read within one call. What was not read is as here."""
 
     trainjob: Object | None  # None: gone while it was watched
     pods: Sequence[Object] = ()
     workload: Object | None = None  # Kueue mode: None while there is none
+    jobset: Object | None = None
+    jobs: Sequence[Object] = ()
+    queues: Sequence[Object] = ()  # its LocalQueue and ClusterQueue
+    nodes: Mapping[str, Object | None] | None = None  # by name, None: it is gone. As a whole None: they were not read
+    events: Sequence[Object] | None = None  # None: they were not read
+    seen: Sequence[Object] = ()  # pods as they were last seen, which are gone: only who watches knows them
 
 
 @dataclass(frozen=True, slots=True)
