@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import urllib3
+
 from .api import ApiError, Object
 from .waiting import unique
 
@@ -131,7 +133,8 @@ class Namespace:
 
     def close(self) -> None:
         """Has everything deleted, stuck pods and those of lost nodes too, and does not wait for it."""
-        with contextlib.suppress(ApiError):  # the next test does not depend on it
+        # The next test does not depend on it. No answer in time: there is much to delete, and the server goes on.
+        with contextlib.suppress(ApiError, urllib3.exceptions.HTTPError):
             # First: nothing new can then be created in it while the rest goes.
             self.cluster.delete("Namespace", self.name)
             self.cluster.delete_all("Pod", self.name, grace=0)
@@ -139,7 +142,7 @@ class Namespace:
         others += [("ResourceFlavor", flavor) for flavor in self.flavors]
         others += [("AdmissionCheck", check) for check in self.checks]
         for kind, name in others:
-            with contextlib.suppress(ApiError):
+            with contextlib.suppress(ApiError, urllib3.exceptions.HTTPError):
                 self.cluster.delete(kind, name, self.name)
 
     def _objects(self) -> Objects:
