@@ -36,6 +36,7 @@ import contextlib
 import copy
 import dataclasses
 import datetime
+import email.utils
 import hashlib
 import json
 import math
@@ -49,8 +50,9 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Never
+from typing import TYPE_CHECKING, Any, ClassVar, Never, TypeVar
 
 import urllib3
 import yaml
@@ -90,6 +92,8 @@ KUEUE_MANAGER = "kueue.x-k8s.io/manager"  # Kueue's entry in spec.runtimePatches
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"  # JobSet's label on its Jobs and pods
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"  # the same
 RESTART = "jobset.sigs.k8s.io/restart-attempt"  # the same: how often the JobSet has restarted within one admission
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"  # a node's taint: an administrator says that the machine is off
+UNREACHABLE_NODE = "node.kubernetes.io/unreachable"  # the node controller's taint on a node that it does not hear of
 RANK = "batch.kubernetes.io/job-completion-index"  # the Job controller's annotation on an indexed Job's pods
 TRAINER_JOB = TRAINER_CONTAINER = "node"  # Trainer's names of the replicated job and the container that train
 
@@ -106,7 +110,10 @@ RESERVED_ENV = frozenset(  # Trainer sets these for torch, XGBoost and MPI, and 
     + ["OMPI_MCA_plm_rsh_args"]
 )
 
+CONTROLLER = "dispatch.phpboyscout.uk/admission"  # the admission controller's AdmissionChecks have it as controllerName
+
 Object = dict[str, Any]  # an API object as the server sent it
+T = TypeVar("T")
 
 # ======================================================================================================================
 # Errors
@@ -247,6 +254,14 @@ class Support:
     value: Answer
     source: Source
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceased:
+    """Whether nothing of a submission can run any more, and what says so."""
+
+    value: Answer
+    evidence: str
 
 
 def new_job() -> str:
@@ -870,6 +885,67 @@ def marked_stopping(trainjob: Object) -> Object | None:
     return None if changed == trainjob else changed
 
 
+def held(trainjob: Object, instance: int) -> Object | None:
+    """The TrainJob with this hold in place; in plain mode suspended as well. None when it is so already.
+
+    Raises StaleHold: instances only grow, across releases too.
+    """
+    text = str(_annotations(trainjob).get(HOLD, ""))
+    last = re.fullmatch(r"(released-)?([0-9]{1,18})", text)
+    if text and not last:
+        raise Conflict(f"TrainJob {_name(trainjob)}: its annotation {HOLD} is {text!r}, which is not dispatch's")
+    if last and instance < int(last[2]) + bool(last[1]):
+        state = "was released already" if last[1] else "is in place"
+        raise StaleHold(f"TrainJob {_name(trainjob)}: hold instance {instance}: instance {last[2]} {state}")
+    changed = copy.deepcopy(trainjob)
+    changed["metadata"].setdefault("annotations", {})[HOLD] = str(instance)
+    if not is_queued(trainjob):
+        changed["spec"]["suspend"] = True
+    return None if changed == trainjob else changed
+
+
+def released(trainjob: Object, instance: int) -> Object | None:
+    """The TrainJob without this hold. None when it was released already. Raises StaleHold when it is not in place.
+
+    In plain mode, when it is open, its next attempt begins: it resumes, with the admission count and the epoch raised.
+    """
+    what, hold = f"TrainJob {_name(trainjob)}", hold_of(trainjob)
+    if _annotations(trainjob).get(HOLD) == f"released-{instance}":
+        return None
+    if hold != instance:
+        state = "no hold is in place" if hold is None else f"hold instance {hold} is in place"
+        raise StaleHold(f"{what}: release of hold instance {instance}: {state}")
+    changed = copy.deepcopy(trainjob)
+    changed["metadata"]["annotations"][HOLD] = f"released-{instance}"
+    if not is_queued(trainjob) and not is_gated(trainjob):
+        admission = _count(_patched_annotations(trainjob).get(ADMISSION))
+        if admission is None or admission + 1 >= EPOCH_BOUND:
+            raise Conflict(f"{what}: its admission count is unreadable or exhausted: start the next submission")
+        epoch = int(_name(trainjob).rpartition("-s")[2]) * EPOCH_BOUND + admission + 1
+        for patch in _objects(_at(changed, "spec", "runtimePatches")):
+            if patch.get("manager") == PATCH_MANAGER:
+                for job in _objects(_at(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")):
+                    counts = _annotations(_at(job, "template", "spec", "template"))
+                    counts.update({ADMISSION: str(admission + 1), EPOCH: str(epoch)})
+        changed["spec"]["suspend"] = False
+    return changed
+
+
+def unquiet(jobsets: Sequence[Object], jobs: Sequence[Object], pods: Sequence[Object]) -> str:
+    """Names one thing of a suspended job that still runs, or is about to; empty when it stands still."""
+    for pod in pods:
+        if remains(pod):
+            return f"pod {_name(pod)} on {_at(pod, 'spec', 'nodeName') or 'no node'} has not ended"
+    for job in jobs:
+        ended = _condition(job, "Complete") or _condition(job, "Failed")
+        if not ended and not (_at(job, "spec", "suspend") is True and _condition(job, "Suspended")):
+            return f"Job {_name(job)} is not suspended yet"
+    for jobset in jobsets:
+        if not stands_still(jobset):
+            return f"JobSet {_name(jobset)} is not suspended yet"
+    return "" if jobsets else "Trainer has not made its JobSet yet"
+
+
 def may_still_run(trainjobs: Sequence[Object], jobsets: Sequence[Object], pods: Sequence[Object]) -> str:
     """Names one thing of a job's other submissions that runs, or may yet; empty when nothing can."""
     for trainjob in trainjobs:
@@ -909,6 +985,42 @@ def leftovers(uid: str, trainjob: Object | None, found: Mapping[str, Sequence[Ob
     return {"TrainJob": [trainjob] if trainjob and _uid(trainjob) == uid else [], **kept}
 
 
+def ceased_by(left: Mapping[str, Sequence[Object]], nodes: Mapping[str, Object | None]) -> Ceased:
+    """Whether nothing of a submission can run any more, by all that is left of it and the nodes of its pods, by name.
+
+    No: anything that has not ended, also on an unreachable node. Unknown: a pod whose Node is gone, or newer than the
+    pod; the machine may run on. An out-of-service taint is an administrator's word that it does not.
+    """
+    for kind, ends in (
+        ("TrainJob", ("Complete", "Failed")),
+        ("JobSet", ("Completed", "Failed")),
+        ("Job", ("Complete", "Failed")),
+    ):
+        for obj in left[kind]:
+            if not any(_condition(obj, end) for end in ends):
+                return Ceased(Answer.NO, f"{kind} {_name(obj)} has not ended")
+    found: dict[Answer, list[str]] = {answer: [] for answer in Answer}
+    for pod in filter(remains, left["Pod"]):
+        name = _at(pod, "spec", "nodeName")
+        node, where = nodes.get(str(name)), f"pod {_name(pod)} on {name or 'no node'}"
+        taints = {str(taint.get("key")) for taint in _objects(_at(node, "spec", "taints"))}
+        if not name:
+            found[Answer.NO].append(f"{where} has not ended")
+        elif node is None:
+            found[Answer.UNKNOWN].append(f"{where}, whose Node is gone: its machine may run on")
+        elif str(_at(node, "metadata", "creationTimestamp")) > str(_at(pod, "metadata", "creationTimestamp")):
+            found[Answer.UNKNOWN].append(f"{where}, whose Node is another one since: its first machine may run on")
+        elif OUT_OF_SERVICE in taints:
+            found[Answer.YES].append(f"{where}, which is out of service")
+        else:
+            found[Answer.NO].append(f"{where}{', which is unreachable,' * (UNREACHABLE_NODE in taints)} has not ended")
+    for answer in (Answer.NO, Answer.UNKNOWN, Answer.YES):
+        if found[answer]:
+            return Ceased(answer, "; ".join(found[answer][:3]))
+    ended = len(left["Pod"])
+    return Ceased(Answer.YES, f"{ended} pods are left, all have ended" if ended else "no pods are left")
+
+
 def described(left: Mapping[str, Sequence[Object]]) -> str:
     """What is left, for a person: each by kind and name, pods with their node, the first few of each kind."""
     parts = []
@@ -917,6 +1029,172 @@ def described(left: Mapping[str, Sequence[Object]]) -> str:
         parts += [f"{kind} {name}{nodes.get(name, '')}" for name in sorted(map(_name, objects))[:3]]
         parts += [f"{len(objects) - 3} more of kind {kind}"] if len(objects) > 3 else []
     return ", ".join(parts)
+
+
+# ======================================================================================================================
+# Decisions: preflight
+# ======================================================================================================================
+
+GROUPS = ("v1", "trainer.kubeflow.org/v1alpha1", "jobset.x-k8s.io/v1alpha2")
+KUEUE_GROUPS = ("kueue.x-k8s.io/v1beta2", "coordination.k8s.io/v1")
+VERSIONS = "this adapter supports Trainer v2.3, JobSet v0.12 and Kueue v0.20"
+RIGHTS = (  # what needs them, verbs, resource. Those on kueue.x-k8s.io in Kueue mode only
+    ("observe", "get list watch", "trainjobs.trainer.kubeflow.org"),
+    ("observe", "get list watch", "jobsets.jobset.x-k8s.io"),
+    ("observe", "get list watch", "jobs.batch"),
+    ("observe", "get list watch", "pods"),
+    ("observe", "get list watch", "workloads.kueue.x-k8s.io"),
+    ("observe", "get", "localqueues.kueue.x-k8s.io"),
+    ("write", "create update delete", "trainjobs.trainer.kubeflow.org"),
+    ("write", "delete", "jobsets.jobset.x-k8s.io"),
+    ("write", "delete", "pods"),
+    ("hold", "update", "workloads.kueue.x-k8s.io"),
+    ("output", "get", "pods/log"),
+    ("node causes", "get", "nodes"),
+    ("event causes", "list", "events"),
+)
+UNENFORCED = "Kueue does not enforce admission-gated-by: check the Kueue version and the AdmissionGatedBy feature"
+REMEDIES = (  # every reason of preflight, and what to do; docs/preflight.md has the same. The first that fits counts
+    ("not permitted to <verb> <resource>", "grant it: examples/adapter-role.yaml has all"),
+    ("kueue.admissionCheck is not set", "set it in the settings"),
+    ("LocalQueue <namespace>/<name> does not exist", "create it, or correct kueue.localQueue"),
+    ("ClusterQueue <name> does not exist", "create it, or correct the LocalQueue's clusterQueue"),
+    ("ClusterQueue <name> does not list AdmissionCheck <check>", "list it, without onFlavors"),
+    ("AdmissionCheck <check> does not exist", "create it, or correct kueue.admissionCheck"),
+    (f'AdmissionCheck <check> names controller "<x>", not {CONTROLLER}', "correct its controllerName"),
+    ("AdmissionCheck <check> is not Active", "deploy or start the admission controller"),
+    ("Lease <namespace>/<name> does not exist", "deploy the admission controller, or correct kueue.admissionLease"),
+    ("the admission controller's Lease has no holder", "start the admission controller"),
+    ("the admission controller's Lease has never been renewed", "start the admission controller"),
+    (
+        "the admission controller's Lease was last renewed <age> ago, beyond <limit>",
+        "restart the admission controller: it is down or stalled",
+    ),
+    ("pods appeared for the gated probe: <pods>", "look at what lets TrainJobs through besides the gate"),
+    (
+        "Kueue admitted the gated probe's Workload <name>",
+        "check the Kueue version and the AdmissionGatedBy feature",
+    ),
+    (UNENFORCED, "switch the feature gate AdmissionGatedBy on; it is there from Kueue 0.17"),
+    ("of a dry run of the probe: <fault>", "look at the webhooks and policies that change TrainJobs"),
+    ("nothing proved it within <time>: <seen>", "see that Trainer, JobSet and Kueue run, or raise probeTimeout"),
+    ("preflight probe step <name> failed: <error>", "follow the error's text, then connect again"),
+    ("not probed: the backend is read-only", "open it without read_only"),
+    (
+        "the runtime's Jobs may replace a pod while it terminates",
+        "use one with podReplacementPolicy: Failed or a podFailurePolicy, such as examples/runtime.yaml",
+    ),
+)
+
+
+def remedy(reason: str) -> str:
+    """What to do about a reason of preflight; empty when there is nothing to do."""
+    for form, text in REMEDIES:
+        if re.search(re.sub(r"<\w+>", ".+", re.escape(form)), reason):
+            return text
+    return ""
+
+
+def rights(kueue: bool, *needs: str) -> list[str]:
+    """`<verb> <resource>` for these needs, or for all."""
+    return [
+        f"{verb} {resource}"
+        for need, verbs, resource in RIGHTS
+        if (not needs or need in needs) and (kueue or not resource.endswith("kueue.x-k8s.io"))
+        for verb in verbs.split()
+    ]
+
+
+def go_duration(seconds: float) -> str:
+    """As Go writes a duration, to the second: `45s`, `1m30s`, `25h0m0s`."""
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h" * bool(hours) + f"{minutes}m" * bool(hours or minutes) + f"{left}s"
+
+
+def readmission_fault(kueue: Kueue, namespace: str, found: Mapping[str, Object | None], now: datetime.datetime) -> str:
+    """Why the readmission gate is not proven by the objects, by kind, that were read so far; empty: so far it is."""
+    check, queue = kueue.admission_check, _at(found.get("LocalQueue"), "spec", "clusterQueue")
+    names = {
+        "LocalQueue": f"{namespace}/{kueue.local_queue}",
+        "ClusterQueue": queue,
+        "AdmissionCheck": check,
+        "Lease": kueue.admission_lease,
+    }
+    for kind, obj in found.items():
+        if obj is None:
+            return f"{kind} {names[kind]} does not exist"
+        if kind == "ClusterQueue":
+            rules = _objects(_at(obj, "spec", "admissionChecksStrategy", "admissionChecks"))
+            if not any(rule.get("name") == check and not rule.get("onFlavors") for rule in rules):
+                return f"ClusterQueue {queue} does not list AdmissionCheck {check}"
+        if kind == "AdmissionCheck":
+            name = _at(obj, "spec", "controllerName")
+            if name != CONTROLLER:
+                return f'AdmissionCheck {check} names controller "{name}", not {CONTROLLER}'
+            if not _condition(obj, "Active"):
+                return f"AdmissionCheck {check} is not Active"
+        if kind == "Lease":
+            renewed = _time(_at(obj, "spec", "renewTime"))
+            limit = 2 * (_at(obj, "spec", "leaseDurationSeconds") or 0)
+            if not _at(obj, "spec", "holderIdentity"):
+                return "the admission controller's Lease has no holder"
+            if renewed is None:
+                return "the admission controller's Lease has never been renewed"
+            age = (now - renewed).total_seconds()
+            if age > limit:
+                return (
+                    f"the admission controller's Lease was last renewed {go_duration(age)} ago, "
+                    f"beyond {go_duration(limit)}"
+                )
+    return ""
+
+
+def start_fault(
+    queued: bool, pods: Sequence[Object], workloads: Sequence[Object], jobsets: Sequence[Object]
+) -> str | None:
+    """Whether the start gate holds the probe back: empty when that is seen, else why not; None: nothing is seen yet."""
+    if pods:
+        return f"pods appeared for the gated probe: {', '.join(sorted(map(_name, pods)))}"
+    for workload in workloads:
+        if _condition(workload, "QuotaReserved") or _condition(workload, "Admitted"):
+            return f"Kueue admitted the gated probe's Workload {_name(workload)}"
+        if START_GATE in _gates(workload) and _message(workload, "QuotaReserved"):
+            return ""
+    return "" if not queued and any(map(stands_still, jobsets)) else None
+
+
+def supports(
+    kueue: bool, read_only: bool, denied: Iterable[str], gate: Support, observe_only: str, hold_fault: str
+) -> dict[Capability, Support]:
+    """The answers that preflight settles. `observe_only`, `hold_fault`: why; empty when it is not so."""
+    unread = "not permitted to get pods/log" if "get pods/log" in denied else ""
+    if observe_only:
+        hold_fault = f"the cluster is observe-only: {observe_only}"
+    elif kueue and "update workloads.kueue.x-k8s.io" in denied:
+        hold_fault = "not permitted to update workloads.kueue.x-k8s.io"
+    output = Support(Answer.NO if unread else Answer.YES, Source.PROBED, unread)
+    hold = Support(Answer.NO if hold_fault else Answer.YES, Source.PROBED, hold_fault)
+    return {
+        Capability.READMISSION_GATE: gate,
+        Capability.ATTEMPT_INJECTION: gate if kueue else Support(Answer.YES, Source.DECLARED),
+        Capability.HOLD: Support(Answer.UNKNOWN, Source.DECLARED, UNPROBED) if read_only else hold,
+        Capability.OUTPUT_READ: output,
+        Capability.OUTPUT_FOLLOW: output,
+    }
+
+
+UNPROBED = "not probed: the backend is read-only"
+
+
+def may_overlap(runtime: Object) -> str:
+    """Why two pods of one epoch may run at a time on this runtime; empty when they cannot."""
+    for job in _objects(_at(runtime, "spec", "template", "spec", "replicatedJobs")):
+        spec = _at(job, "template", "spec")
+        safe = _at(spec, "podReplacementPolicy") == "Failed" or _at(spec, "podFailurePolicy") is not None
+        if job.get("name") == TRAINER_JOB and not safe:
+            return "the runtime's Jobs may replace a pod while it terminates"
+    return ""
 
 
 # ======================================================================================================================
@@ -1093,6 +1371,13 @@ def _message(obj: object, name: str) -> str:
 def _gates(trainjob: object) -> list[str]:
     text = _annotations(trainjob).get(GATED_BY)
     return [gate.strip() for gate in text.split(",") if gate.strip()] if isinstance(text, str) else []
+
+
+def _time(value: object) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
 
 
 def _count(value: object) -> int | None:
@@ -1335,10 +1620,54 @@ def read_runtime(api: Connection, namespace: str, runtime: Runtime) -> Object | 
     return _or_none(api, f"{TRAINER}{scope}/{RUNTIME_KINDS[runtime.kind]}/{segment(runtime.name)}")
 
 
-def create_trainjob(api: Connection, trainjob: Object) -> Object:
-    """Creates a TrainJob; returns it as the server has it."""
+def is_served(api: Connection, version: str) -> bool:
+    """Whether the cluster serves a group and version."""
+    try:
+        return bool(api.read(f"/apis/{version}" if "/" in version else f"/api/{version}"))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+
+
+def may(api: Connection, right: str, namespace: str) -> bool:
+    """Whether these credentials have a right, `<verb> <resource>`, in a namespace."""
+    verb, _, resource = right.partition(" ")
+    name, _, group = resource.partition(".")
+    name, _, part = name.partition("/")
+    scope = {} if name == "nodes" else {"namespace": namespace}
+    asked = {"verb": verb, "group": group, "resource": name, "subresource": part, **scope}
+    kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+    body = {**kind, "spec": {"resourceAttributes": asked}}
+    answer = insist(lambda: api.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", None, body))
+    return _at(answer, "status", "allowed") is True
+
+
+class _Dated(Connection):
+    """Keeps the server's time of the latest answer."""
+
+    def __init__(self, api: Connection) -> None:
+        super().__init__(api._client, api._renew)
+        self.now = datetime.datetime.now(datetime.UTC)
+
+    def _send(self, *arguments: Any, **options: Any) -> Any:
+        response = super()._send(*arguments, **options)
+        with contextlib.suppress(KeyError, ValueError):  # a proxy may have removed it
+            self.now = email.utils.parsedate_to_datetime(response.headers["Date"])
+        return response
+
+
+def read_dated(api: Connection, path: str, query: Query = None) -> tuple[Object | None, datetime.datetime]:
+    """An object, None when there is none, and the server's time when it said so."""
+    dated = _Dated(api)
+    return _or_none(dated, path, query), dated.now
+
+
+def create_trainjob(api: Connection, trainjob: Object, *, dry_run: bool = False) -> Object:
+    """Creates a TrainJob, or only has the server say what it would make of it; returns it as the server has it."""
     namespace = segment(trainjob["metadata"]["namespace"])
-    return api.request("POST", f"{TRAINER}/namespaces/{namespace}/trainjobs", None, trainjob)
+    query = {"dryRun": "All"} if dry_run else None
+    return api.request("POST", f"{TRAINER}/namespaces/{namespace}/trainjobs", query, trainjob)
 
 
 def read_trainjob(api: Connection, namespace: str, name: str) -> Object | None:
@@ -1356,6 +1685,11 @@ def update_workload(api: Connection, workload: Object) -> Object:
     """Writes a Workload, on the version that was read; returns the new one."""
     namespace, name = workload["metadata"]["namespace"], workload["metadata"]["name"]
     return api.request("PUT", f"{KUEUE}/namespaces/{segment(namespace)}/workloads/{segment(name)}", None, workload)
+
+
+def read_node(api: Connection, name: str) -> Object | None:
+    """A Node; None when there is none."""
+    return _or_none(api, f"{CORE}/nodes/{segment(name)}")
 
 
 def list_trainjobs(api: Connection, namespace: str, selector: str) -> list[Object]:
@@ -1415,9 +1749,9 @@ def _all(api: Connection, path: str, selector: str) -> list[Object]:
     return [item for items, _ in api.pages(path, {"labelSelector": selector}) for item in items]
 
 
-def _or_none(api: Connection, path: str) -> Object | None:
+def _or_none(api: Connection, path: str, query: Query = None) -> Object | None:
     try:
-        return api.read(path)
+        return api.read(path, query)
     except ApiError as error:
         if not _is_absent(error):
             raise
@@ -1448,6 +1782,16 @@ class Again:
             raise error
         time.sleep(pause)
         self._delay = min(2 * self._delay, 5.0)
+
+
+def insist(call: Callable[[], T]) -> T:
+    """Makes a request, which it does no harm to repeat, until it is answered."""
+    again = Again()
+    while True:
+        try:
+            return call()
+        except (ApiError, NoAnswer) as error:
+            again.pause(error)
 
 
 @contextlib.contextmanager
@@ -1488,6 +1832,14 @@ def _explanation(error: ApiError, what: str) -> DispatchError:
 
 SETTLE = 30.0  # seconds, besides the pods' own grace periods, that `stop` waits for quiet, and then for all to be gone
 APPEAR = 5.0  # seconds that it waits for a JobSet that Trainer has not made yet
+LATE = 2.0  # seconds that preflight waits for an object whose create was interrupted
+PROBE_RUNTIME = {
+    "spec": {"template": {"spec": {"replicatedJobs": [{"name": TRAINER_JOB}]}}}
+}  # unread: it takes a right
+PLAIN_REMEDY = (
+    "add a kueue section to the settings, or have Kueue leave jobs without a queue alone "
+    "(no LocalQueue named default, manageJobsWithoutQueueName off)"
+)
 LOOK_AGAIN = 1.0  # seconds between the two looks that must find nothing left: a controller may just be making something
 
 
@@ -1497,12 +1849,18 @@ def connect(
     read_only: bool = False,
     api_client: ApiClient | None = None,
 ) -> Backend:
-    """Opens a backend on a settings file, or the same as a dict.
+    """Opens a backend on a settings file, or the same as a dict, and proves what it depends on: see docs/preflight.md.
 
-    Raises Invalid (the settings; nobody was contacted) and Unauthorized (no credentials).
+    It is observe-only when it may not write or a gate is not proven: `observe_only` says why. With `read_only` nothing
+    is written, and so nothing probed. An idle cluster takes 3 s; the probe waits for `probeTimeout`, and is removed.
+    Raises Invalid (the settings; nobody was contacted), Unauthorized (no credentials, or not even reading is allowed),
+    Unsupported (an API is missing, or Kueue takes jobs without a queue in plain mode) and Unreachable (also: the probe
+    could not be removed).
     """
     loaded = Settings.load(settings)
-    return Backend(loaded, Connection(api_client) if api_client else credentials(loaded), read_only=read_only)
+    backend = Backend(loaded, Connection(api_client) if api_client else credentials(loaded), read_only=read_only)
+    backend._preflight()
+    return backend
 
 
 class Backend:
@@ -1510,7 +1868,11 @@ class Backend:
 
     def __init__(self, settings: Settings, api: Connection, *, read_only: bool = False) -> None:
         self.settings, self.read_only = settings, read_only
+        self.observe_only = ""  # why it does not write; empty when it does
+        self.leftovers: tuple[str, ...] = ()  # what preflight found of probes of others, and did about it
         self._api, self._namespace = api, settings.namespace
+        self._denied: frozenset[str] = frozenset()  # rights, as `rights` names them
+        self._support = dict.fromkeys(Capability, Support(Answer.UNKNOWN, Source.DECLARED, "not probed"))
 
     # --- operations
 
@@ -1553,7 +1915,7 @@ class Backend:
         def change(trainjob: Object) -> Object | None:
             self._refuse_other_mode(handle, trainjob)
             if is_gated(trainjob) and isinstance(hold_of(trainjob), int) and is_queued(trainjob):
-                self._deactivate(handle, needed=True)  # first: open and active, it would reserve quota
+                self._set_active(handle, False, needed=True)  # first: open and active, it would reserve quota
             return opened(trainjob)
 
         self._update(handle, change)
@@ -1571,7 +1933,7 @@ class Backend:
         if trainjob is not None and _uid(trainjob) == handle.uid:
             self._quieten(handle)
             with explained(f"TrainJob {handle}"):
-                self._insist(lambda: delete_trainjob(self._api, trainjob))
+                insist(lambda: delete_trainjob(self._api, trainjob))
         self._clear_away(handle.name, handle.uid)
         if trainjob is not None and _uid(trainjob) != handle.uid:
             raise NotFound(f"TrainJob {handle}: its name is another object's, {_uid(trainjob)}, which was left alone")
@@ -1592,6 +1954,81 @@ class Backend:
                 pass
         if errors:
             raise errors[0] if len(errors) == 1 else Unreachable("; ".join(str(error.args[0]) for error in errors))
+
+    def hold(self, handle: Handle, instance: int) -> None:
+        """Holds the job back: what runs is stopped gracefully, and nothing starts before `release` of this instance.
+
+        Again: does what is missing. Raises StaleHold (an instance not above all earlier ones), Conflict (it has ended,
+        or is being stopped), Unsupported (Hold is `no`), and Unreachable (Kueue has made no Workload: hold it again).
+        """
+        self._may_hold("hold")
+        _check_whole(instance, "hold: instance", 1, 10**18 - 1)
+        gated = False
+
+        def change(trainjob: Object) -> Object | None:
+            nonlocal gated
+            self._refuse_ended(handle, trainjob)
+            gated = is_gated(trainjob)
+            return held(trainjob, instance)
+
+        self._update(handle, change)
+        if self.settings.kueue and not gated:  # gated and inactive, Kueue would write its status all the time
+            self._set_active(handle, False, needed=True)
+
+    def release(self, handle: Handle, instance: int) -> None:
+        """Ends a hold: the job goes on, as its next attempt, or waits for `open`. Again: changes nothing.
+
+        Raises StaleHold (this instance is not in place), Conflict (it has ended; in plain mode also: it has not come
+        to a standstill yet, release it again later), and Unsupported (Hold is `no`).
+        """
+        self._may_hold("release")
+        _check_whole(instance, "release: instance", 1, 10**18 - 1)
+        activated = False
+
+        def change(trainjob: Object) -> Object | None:
+            nonlocal activated
+            self._refuse_ended(handle, trainjob)
+            changed = released(trainjob, instance)
+            if changed is not None and is_queued(trainjob):
+                self._set_active(handle, True)  # first: the gate still holds it
+                activated = True
+            elif changed is not None and not is_gated(trainjob):
+                self._refuse_unquiet(handle)
+            return changed
+
+        try:
+            self._update(handle, change)
+        except StaleHold:
+            if activated:  # a new hold came in between
+                self._set_active(handle, False)
+            raise
+
+    def ceased(self, handle: Handle) -> Ceased:
+        """Whether nothing of this submission can run any more, with the evidence. Its TrainJob may be gone.
+
+        Raises Unsupported without the permission to get nodes.
+        """
+        self._of_this_namespace(handle)
+        if "get nodes" in self._denied:
+            raise Unsupported(f"ceased: TrainJob {handle}: not permitted to get nodes: see examples/adapter-role.yaml")
+        with explained(f"what is left of TrainJob {handle}"):
+            left = leftovers(handle.uid, self._read(handle.name), self._labelled(handle.name, handle.uid))
+            names = {str(_at(pod, "spec", "nodeName")) for pod in left["Pod"] if _at(pod, "spec", "nodeName")}
+            return ceased_by(left, {name: read_node(self._api, name) for name in names})
+
+    def capabilities(self, spec: JobSpec | None = None) -> dict[Capability, Support]:
+        """What preflight found this backend able to do; for a spec, also whether its runtime lets it.
+
+        Raises Unsupported for a runtime on which the spec cannot run.
+        """
+        if spec is None:
+            return dict(self._support)
+        with explained(str(spec.runtime)):
+            runtime = read_runtime(self._api, self._namespace, spec.runtime)
+        if why := "there is none of that name" if runtime is None else refusal(runtime, spec):
+            raise Unsupported(f"{spec.runtime} cannot run TrainJob {self._namespace}/{spec.name}: {why}")
+        lowered = Support(Answer.NO, Source.DECLARED, may_overlap(runtime or {}))
+        return {**self._support, **({Capability.ATTEMPT_INJECTION: lowered} if lowered.reason else {})}
 
     def find(self, job: str) -> tuple[Handle, ...]:
         """Every submission of a job, oldest first."""
@@ -1618,6 +2055,15 @@ class Backend:
     def _may_write(self, call: str) -> None:
         if self.read_only:
             raise ReadOnly(f"{call} in namespace {self._namespace}: the backend was opened read-only")
+        if self.observe_only:
+            error = Unsupported if call == "start" else ReadOnly
+            raise error(f"{call} in namespace {self._namespace}: the cluster is observe-only: {self.observe_only}")
+
+    def _may_hold(self, call: str) -> None:
+        self._may_write(call)
+        support = self._support[Capability.HOLD]
+        if support.value is Answer.NO:
+            raise Unsupported(f"{call} in namespace {self._namespace}: {support.reason}")
 
     def _of_this_namespace(self, handle: Handle) -> None:
         if handle.namespace != self._namespace:
@@ -1654,6 +2100,24 @@ class Backend:
             mode = "in Kueue mode" if is_queued(trainjob) else "in plain mode"
             raise Conflict(f"TrainJob {handle}: it was started {mode}: use the settings that it was started with")
 
+    def _refuse_ended(self, handle: Handle, trainjob: Object) -> None:
+        self._refuse_other_mode(handle, trainjob)
+        if is_final(trainjob):
+            raise Conflict(f"TrainJob {handle}: it has ended: start submission {handle.submission + 1} instead")
+
+    def _refuse_unquiet(self, handle: Handle) -> None:
+        """Plain mode: two attempts must not run at a time. Two looks: a controller may just be resuming something."""
+        for look in range(2):
+            with explained(f"JobSet and pods of TrainJob {handle}"):
+                pods, jobs = (
+                    list_pods(self._api, self._namespace, f"{JOBSET_NAME}={handle.name}"),
+                    list_jobs(self._api, self._namespace, handle.name),
+                )
+                jobsets = list_jobsets(self._api, self._namespace, _selector(handle.name))
+            if why := unquiet(jobsets, jobs, pods):
+                raise Conflict(f"TrainJob {handle}: {why}: release it again when it stands still")
+            time.sleep(0 if look else LOOK_AGAIN)
+
     def _update(self, handle: Handle, change: Callable[[Object], Object | None]) -> None:
         """Writes what `change` makes of the TrainJob as it is now, until it is written or `change` says None: it is so.
 
@@ -1669,14 +2133,194 @@ class Backend:
                 else:
                     return
 
-    def _insist(self, write: Callable[[], None]) -> None:
-        """Makes a write, which it does no harm to repeat, until it was answered."""
-        again = Again()
-        while True:
+    # --- preflight
+
+    def _preflight(self) -> None:
+        """Finds out what the cluster and the credentials allow, in the order of docs/preflight.md."""
+        api, kueue, gate = self._api, self.settings.kueue is not None, Support(Answer.YES, Source.DECLARED)
+        versions, asked = (*GROUPS, *(KUEUE_GROUPS if kueue else ())), rights(kueue)
+        with ThreadPool(16) as pool, explained("preflight: the API groups and the permissions"):
+            served = pool.map(lambda version: is_served(api, version), versions)
+            if missing := [version for version, found in zip(versions, served, strict=True) if not found]:
+                raise Unsupported(f"the cluster does not serve {', '.join(missing)}; {VERSIONS}")
+            allowed = pool.map(lambda right: may(api, right, self._namespace), asked)
+        self._denied = frozenset(right for right, yes in zip(asked, allowed, strict=True) if not yes)
+        if lacking := self._lacking("observe"):
+            raise Unauthorized(f"the adapter may not {lacking}, so it cannot observe the cluster: grant it")
+        if lacking := self._lacking("write"):
+            self.observe_only = f"not permitted to {lacking}"
+        if self.settings.kueue:
+            gate = self._readmission_gate(self.settings.kueue)
+            if gate.value is not Answer.YES and not self.observe_only:
+                self.observe_only = f"the readmission gate is not proven: {gate.reason}"
+        self.leftovers, hold_fault = self._leftovers(), ""
+        if not self.observe_only and not self.read_only:
+            fault, hold_fault = self._prove()
+            self.observe_only = f"the start gate is not proven: {fault}" if fault else ""
+        self._support = supports(kueue, self.read_only, self._denied, gate, self.observe_only, hold_fault)
+
+    def _lacking(self, need: str) -> str:
+        return ", ".join(right for right in rights(self.settings.kueue is not None, need) if right in self._denied)
+
+    def _readmission_gate(self, kueue: Kueue) -> Support:
+        """Whether its objects are there and its controller lives: reads them one by one, up to the first fault."""
+        if kueue.admission_check is None:
+            return Support(Answer.NO, Source.PROBED, "kueue.admissionCheck is not set")
+        place, lease = kueue.admission_lease.split("/")
+        resources = {
+            "LocalQueue": f"{KUEUE}/namespaces/{self._namespace}/localqueues/{kueue.local_queue}",
+            "ClusterQueue": f"{KUEUE}/clusterqueues/",
+            "AdmissionCheck": f"{KUEUE}/admissionchecks/{kueue.admission_check}",
+            "Lease": f"/apis/coordination.k8s.io/v1/namespaces/{place}/leases/{lease}",
+        }
+        found: dict[str, Object | None] = {}
+        for kind, path in resources.items():
+            queue = segment(_at(found["LocalQueue"], "spec", "clusterQueue")) if kind == "ClusterQueue" else ""
             try:
-                return write()
-            except (ApiError, NoAnswer) as error:
-                again.pause(error)
+                found[kind], now = read_dated(self._api, path + queue)
+            except ApiError as error:
+                if error.status != 403:
+                    raise _explanation(error, f"preflight: {kind} of the readmission gate") from error
+                group = "coordination.k8s.io" if kind == "Lease" else "kueue.x-k8s.io"
+                reason = f"not permitted to get {kind.lower()}s.{group}: {error.message}"
+                return Support(Answer.UNKNOWN, Source.PROBED, reason)
+            if fault := readmission_fault(kueue, self._namespace, found, now):
+                return Support(Answer.NO, Source.PROBED, fault)
+        return Support(Answer.YES, Source.PROBED)
+
+    def _leftovers(self) -> tuple[str, ...]:
+        """Names the probes that are there, and removes those that a crash left: older than an hour, and still gated."""
+        with explained("preflight: the probes of earlier times"):
+            path = f"{TRAINER}/namespaces/{self._namespace}/trainjobs"
+            page, now = read_dated(self._api, path, {"labelSelector": f"{PROBE}=true", "limit": "100"})
+        found = []
+        for trainjob in _objects(_at(page, "items")):
+            age = (now - (_time(_at(trainjob, "metadata", "creationTimestamp")) or now)).total_seconds()
+            done = "left alone: it may be another preflight's"
+            if age > 3600:
+                done = "left alone: its start gate is open: see what it is, then delete it"
+            if age > 3600 and is_gated(trainjob) and _is_ours(trainjob):
+                try:
+                    self.stop(self._handle(trainjob))
+                    done = "removed"
+                except DispatchError as error:
+                    done = f"not removed: {error.args[0]}"
+            found.append(f"probe TrainJob {self._namespace}/{_name(trainjob)}, {go_duration(age)} old: {done}")
+        return tuple(found)
+
+    def _prove(self) -> tuple[str, str]:
+        """Makes a probe and removes it: why the start gate is not proven, and why holding is not; empty: they are."""
+        spec = JobSpec(
+            new_job(),
+            self.settings.probe_runtime,
+            command=["true"],
+            nodes=1,
+            resources=Resources({"cpu": "1m"}),
+        )
+        probe = render(spec, PROBE_RUNTIME, self.settings)
+        probe["metadata"]["labels"][PROBE] = "true"
+        if self.settings.kueue:
+            probe["metadata"]["annotations"][HOLD] = "1"
+        with explained(f"preflight probe: TrainJob {self._namespace}/{spec.name}"):
+            fault, captured = self._dry_runs(probe)
+            if fault:
+                return fault, ""
+            handle = None
+            try:
+                handle = self._handle(self._create(probe)[0])
+                fault = self._evidence(handle, captured)
+                return fault, "" if fault or self._lacking("hold") else self._hold_steps(handle)
+            finally:
+                try:
+                    self._remove_probe(spec.name, handle)
+                except KeyboardInterrupt:  # came only now
+                    self._remove_probe(spec.name, handle)
+                    raise
+
+    def _dry_runs(self, probe: Object) -> tuple[str, bool]:
+        """Has the server say what it would make of the probe: why none must be made, and whether Kueue takes it anyway.
+
+        One that is let through can evict another tenant's job.
+        """
+
+        def made(changed: Object) -> Object:
+            return insist(lambda: create_trainjob(self._api, changed, dry_run=True))
+
+        loose, ill = copy.deepcopy(probe), copy.deepcopy(probe)
+        loose["spec"]["suspend"], ill["metadata"]["annotations"][GATED_BY] = False, "a.b/c,a.b/c"
+        captured = self.settings.kueue is None and _at(made(loose), "spec", "suspend") is True
+        if captured or self.settings.kueue:
+            try:
+                made(ill)
+            except ApiError as error:
+                if GATED_BY not in error.message:
+                    raise
+            else:
+                if captured:
+                    raise Unsupported(f"Kueue takes a TrainJob with no queue, and {UNENFORCED}: {PLAIN_REMEDY}")
+                return UNENFORCED, False
+        fault = answer_fault(probe, made(probe))
+        return f"of a dry run of the probe: {fault}" if fault and not captured else "", captured
+
+    def _evidence(self, handle: Handle, captured: bool) -> str:
+        """Waits for what proves the start gate; returns why it is not proven."""
+        api, namespace, timeout = self._api, self._namespace, self.settings.probe_timeout
+        until, queued = time.monotonic() + timeout, captured or self.settings.kueue is not None
+        while True:
+            found = {
+                "Pod": list_pods(api, namespace, f"{JOBSET_NAME}={handle.name}"),
+                "Workload": list_workloads(api, namespace, handle.uid) if queued else [],
+                "JobSet": list_jobsets(api, namespace, _selector(handle.name)),
+            }
+            if captured and found["Workload"]:
+                name = _name(found["Workload"][0])
+                raise Unsupported(f"Kueue made Workload {name} for a TrainJob with no queue: {PLAIN_REMEDY}")
+            fault = start_fault(queued, found["Pod"], found["Workload"], found["JobSet"])
+            if fault is not None:
+                return fault
+            if time.monotonic() > until:
+                return f"nothing proved it within {timeout:g}s: there is {described(found) or 'nothing of it'}"
+            time.sleep(0.05)
+
+    def _hold_steps(self, handle: Handle) -> str:
+        """Holds the probe, and opens it: it must stay held. Returns which step failed, and why."""
+
+        def is_held() -> None:
+            status = self.inspect(handle)
+            if status.hold != 1 or status.state is not State.HELD:
+                raise Conflict(f"it is {status.state}, with hold {status.hold}, instead of held, with hold 1")
+
+        def open_held() -> None:
+            self.open(handle)
+            is_held()
+
+        def release_stale() -> None:
+            with contextlib.suppress(StaleHold):
+                self.release(handle, 2)
+                raise Conflict("instance 2 was not refused as stale")
+
+        steps = {"hold": lambda: self.hold(handle, 1), "inspect": is_held, "open": open_held, "release": release_stale}
+        for name, step in steps.items():
+            try:
+                step()
+            except DispatchError as error:
+                return f"preflight probe step {name} failed: {error.args[0]}"
+        return ""
+
+    def _remove_probe(self, name: str, handle: Handle | None) -> None:
+        """Without a handle its create was not answered, and may still be carried out for a moment."""
+        until = time.monotonic() + LATE
+        try:
+            while handle is None:
+                if (found := self._read(name)) is not None:
+                    handle = self._handle(found)
+                elif time.monotonic() > until:
+                    return
+                else:
+                    time.sleep(0.1)
+            self.stop(handle)
+        except DispatchError as error:
+            raise type(error)(f"preflight probe: {error.args[0]}; else delete TrainJob {name} by hand") from error
 
     # --- start
 
@@ -1714,7 +2358,7 @@ class Backend:
         what = f"TrainJob {self._namespace}/{_name(trainjob)}"
         try:
             with explained(what):
-                self._insist(lambda: delete_trainjob(self._api, trainjob))
+                insist(lambda: delete_trainjob(self._api, trainjob))
             self._clear_away(_name(trainjob), _uid(trainjob))
         except DispatchError as error:
             raise Unsupported(f"{what}: {fault}. It could not be removed: {error.args[0]}") from error
@@ -1739,19 +2383,22 @@ class Backend:
 
     # --- open, stop
 
-    def _deactivate(self, handle: Handle, *, needed: bool = False) -> None:
-        """Makes the job's Workload inactive: Kueue takes its quota back, suspends the job, and keeps it so."""
+    def _set_active(self, handle: Handle, active: bool, *, needed: bool = False) -> None:
+        """Makes the job's Workload inactive: Kueue takes its quota, suspends it and keeps it so. Or active again."""
         again, what = Again(), f"the Workload of TrainJob {handle}"
         with explained(what):
             while True:
-                found = list_workloads(self._api, self._namespace, handle.uid)
+                found = [w for w in list_workloads(self._api, self._namespace, handle.uid) if not _is_deleted(w)]
                 if not found and needed:
                     again.pause(Unreachable(f"{what}: Kueue has not made it yet: see that Kueue runs, then try again"))
                     continue
                 try:
                     for workload in found:
-                        if _at(workload, "spec", "active") is not False and not _is_deleted(workload):
-                            update_workload(self._api, {**workload, "spec": {**workload["spec"], "active": False}})
+                        evicted, finished = _condition(workload, "Evicted"), _condition(workload, "Finished")
+                        if active and (finished or evicted.startswith("DeactivatedDueTo")):
+                            raise Conflict(f"{what}: Kueue never takes it up again: {finished or evicted}")
+                        if (_at(workload, "spec", "active") is not False) != active:
+                            update_workload(self._api, {**workload, "spec": {**workload["spec"], "active": active}})
                 except (ApiError, NoAnswer) as error:
                     again.pause(error)
                 else:
@@ -1776,7 +2423,7 @@ class Backend:
             self._update(handle, mark)
             while True:
                 if self.settings.kueue and not (gated or ended):  # again each time: Kueue may have made it anew
-                    self._deactivate(handle)
+                    self._set_active(handle, False)
                 with explained(f"JobSet and pods of TrainJob {handle}"):
                     jobsets = list_jobsets(self._api, self._namespace, _selector(handle.name))
                     pods = [p for p in list_pods(self._api, self._namespace, _selector(handle.name)) if remains(p)]
@@ -1877,6 +2524,22 @@ def _exit_code(error: DispatchError) -> int:
             return ERROR
 
 
+READING = ("find", "list", "inspect", "ceased")  # these probe nothing
+VERBS = (
+    ("preflight", "", "prove what the cluster and the credentials allow, and say what is missing"),
+    ("run", "SPEC", "start the job of a JSON file (- is stdin), let it run, and wait for its end; Ctrl-C leaves it"),
+    ("start", "SPEC", "create the job of a JSON file (- is stdin), such that it cannot run yet; prints its handle"),
+    ("open", "HANDLE", "let a started job run"),
+    ("hold", "HANDLE INSTANCE", "hold a job back, with a number that only grows"),
+    ("release", "HANDLE INSTANCE", "end a hold: the job goes on"),
+    ("find", "JOB", "print the handles of a job's submissions, oldest first"),
+    ("list", "", "print the handles of all jobs in the namespace"),
+    ("inspect", "HANDLE", "print a job's status"),
+    ("ceased", "HANDLE", "say whether nothing of a submission can run any more"),
+    ("stop", "HANDLE|JOB", "stop one submission, or all of a job, and remove what is left"),
+)
+
+
 def _arguments() -> argparse.ArgumentParser:
     import argparse  # here: who imports the adapter needs no command line
 
@@ -1884,35 +2547,57 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("-c", "--config", default="config.json", help="the settings file (default: config.json)")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="how results are printed")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, argument, text in (
-        ("start", "SPEC", "create the job of a JSON file (- is stdin), such that it cannot run yet; prints its handle"),
-        ("open", "HANDLE", "let a started job run"),
-        ("find", "JOB", "print the handles of a job's submissions, oldest first"),
-        ("list", "", "print the handles of all jobs in the namespace"),
-        ("inspect", "HANDLE", "print a job's status"),
-        ("stop", "HANDLE|JOB", "stop one submission, or all of a job, and remove what is left"),
-    ):
+    for verb, arguments, text in VERBS:
         sub = verbs.add_parser(verb, help=text, description=text)
-        if argument:
-            sub.add_argument("what", metavar=argument)
+        for argument in arguments.split():
+            number = argument == "INSTANCE"
+            sub.add_argument("instance" if number else "what", metavar=argument, type=int if number else str)
     return parser
 
 
-def _run(backend: Backend, verb: str, what: str) -> Any:
+def _run(backend: Backend, options: argparse.Namespace) -> Any:
     """Carries out one verb; returns what there is to print."""
-    match verb:
+    match options.verb:
+        case "preflight":
+            answers = {str(c): dataclasses.asdict(s) for c, s in backend.capabilities().items()}
+            for answer in answers.values():
+                answer["remedy"] = "" if answer["value"] == Answer.YES else remedy(answer["reason"])
+            return {"observeOnly": backend.observe_only, "capabilities": answers, "leftovers": backend.leftovers}
+        case "run":
+            return _see_through(backend, _spec_file(options.what), options.config)
         case "start":
-            return backend.start(_spec_file(what))
-        case "open":
-            return backend.open(Handle.parse(what))
+            return backend.start(_spec_file(options.what))
+        case "open" | "inspect" | "ceased" as verb:
+            return getattr(backend, verb)(Handle.parse(options.what))
+        case "hold" | "release" as verb:
+            return getattr(backend, verb)(Handle.parse(options.what), options.instance)
         case "find":
-            return backend.find(what)
+            return backend.find(options.what)
         case "list":
             return backend.list()
-        case "inspect":
-            return backend.inspect(Handle.parse(what))
         case _:
-            return backend.stop(Handle.parse(what)) if "@" in what else backend.stop_job(what)
+            return backend.stop(Handle.parse(options.what)) if "@" in options.what else backend.stop_job(options.what)
+
+
+def _see_through(backend: Backend, spec: JobSpec, config: str) -> Status:
+    """Starts a job, lets it run, and waits for its end, telling each change of its state on stderr."""
+    handle, told, call = None, "", f"adapter.py -c {config}"
+    try:
+        handle = backend.start(spec)
+        print(handle, file=sys.stderr)
+        backend.open(handle)
+        while not (status := backend.inspect(handle)).final:
+            line = f"{status.state}" + (f": {status.detail}" if status.detail else "")
+            if line != told:
+                print(line, file=sys.stderr)
+            told = line
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        print(f"interrupted: the job is left as it is\nfind it:    {call} find {spec.job}", file=sys.stderr)
+        if handle:
+            print(f"follow it:  {call} inspect {handle}\nstop it:    {call} stop {handle}", file=sys.stderr)
+        raise
+    return status
 
 
 def _spec_file(name: str) -> JobSpec:
@@ -1939,25 +2624,50 @@ def _text(value: Any) -> Iterator[str]:
             yield from map(str, value)
         case Handle():
             yield str(value)
+        case Ceased():
+            yield f"{value.value}: {value.evidence}"
+        case dict():  # of preflight
+            rows = [(c, a["value"], a["source"], a["reason"] or "-") for c, a in value["capabilities"].items()]
+            for row in (("capability", "value", "source", "reason"), *rows):
+                yield "{:<18}{:<9}{:<10}{}".format(*row)
+            yield ""
+            yield f"observe-only: {value['observeOnly']}" if value["observeOnly"] else "ready: every gate is proven"
+            if value["observeOnly"]:
+                yield f"  to do: {remedy(value['observeOnly'])}"
+            for name, answer in value["capabilities"].items():
+                if answer["remedy"] and answer["value"] == Answer.NO:
+                    yield f"{name}: {answer['remedy']}"
+            yield from value["leftovers"]
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    if isinstance(value, Ceased):
+        return dataclasses.asdict(value)
+    return value if value is None or isinstance(value, dict) else value.to_json()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: results on stdout, errors on stderr. Returns the exit code."""
-    options = _arguments().parse_args(arguments)
+    """The command line: results on stdout, progress and errors on stderr. Returns the exit code."""
+    options, backend = _arguments().parse_args(arguments), None
     try:
-        result = _run(connect(options.config), options.verb, getattr(options, "what", ""))
+        backend = connect(options.config, read_only=options.verb in READING)
+        result = _run(backend, options)
     except DispatchError as error:
         print(error, file=sys.stderr)
-        return _exit_code(error)
+        refused = backend is not None and backend.observe_only and options.verb in ("start", "run")
+        return OBSERVE_ONLY if refused and isinstance(error, Unsupported) else _exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     if options.output == "json":
-        values = [v.to_json() for v in result] if isinstance(result, tuple) else result and result.to_json()
-        print(json.dumps(values))
+        print(json.dumps(_json(result)))
     else:
         for line in _text(result):
             print(line)
-    return DONE
+    if options.verb == "run":
+        return DONE if result.state is State.SUCCEEDED else JOB_FAILED
+    return OBSERVE_ONLY if options.verb == "preflight" and backend.observe_only else DONE
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import yaml
 
 import adapter
 from adapter import Backend, Handle, JobSpec, State
+from tests.cluster import gate
 from tests.cluster.api import ApiError, Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import Namespace
@@ -42,7 +43,7 @@ class World:
     namespace: Namespace
     mode: str
     settings: dict[str, Any]
-    backend: Backend
+    backend: Backend  # unproven: see `unproven`
     mark: int  # where the audit log stood at the beginning
 
     @property
@@ -51,8 +52,8 @@ class World:
         return f"system:serviceaccount:{self.namespace.name}:{ACCOUNT}"
 
     def connect(self, **changes: Any) -> Backend:
-        """Another backend, on other settings: None removes one."""
-        return adapter.connect({k: v for k, v in {**self.settings, **changes}.items() if v is not None})
+        """Another backend, on other settings: None removes one. Unproven as well."""
+        return unproven({k: v for k, v in {**self.settings, **changes}.items() if v is not None})
 
     def spec(self, **changes: Any) -> JobSpec:
         """The spec of `examples/job.json`, of a new job unless `job` is given."""
@@ -163,7 +164,13 @@ def world(cluster: Cluster, mode: str, *, check: bool = True, quota: str = "4", 
     install_runtime(cluster)
     with cluster.namespace(quota, check=check and mode == "kueue", **options) as namespace:
         settings = settings_for(cluster, namespace, mode)
-        yield World(cluster, namespace, mode, settings, adapter.connect(settings), cluster.audit_mark())
+        yield World(cluster, namespace, mode, settings, unproven(settings), cluster.audit_mark())
+
+
+def unproven(settings: dict[str, Any]) -> Backend:
+    """A backend without the seconds that preflight takes: for tests of what comes after it."""
+    loaded = adapter.Settings.load(settings)
+    return Backend(loaded, adapter.credentials(loaded))
 
 
 def settings_for(cluster: Cluster, namespace: Namespace, mode: str) -> dict[str, Any]:
@@ -174,6 +181,8 @@ def settings_for(cluster: Cluster, namespace: Namespace, mode: str) -> dict[str,
         del settings["kueue"]
     elif namespace.check:
         settings["kueue"]["admissionCheck"] = namespace.check
+        if cluster.gates:
+            settings["kueue"]["admissionLease"] = f"{gate.NAMESPACE}/{cluster.gates[-1].lease}"
     return settings
 
 

@@ -119,7 +119,8 @@ def launch(namespace: Namespace, *, nodes: int = 1, cpu: str = "1", priority: st
         resources=adapter.Resources(requests={"cpu": cpu}),
         priority=priority,
     )
-    backend = adapter.connect(settings)
+    loaded = adapter.Settings.load(settings)
+    backend = adapter.Backend(loaded, adapter.credentials(loaded))  # `connect` refuses what --without-gate is to show
     handle = backend.start(spec)
     namespace.cluster.wait(lambda: backend.inspect(handle).state == adapter.State.GATED, f"{handle.name} is gated")
     namespace.cluster.wait(lambda: namespace.workload(handle.name), f"{handle.name} has a Workload")

@@ -72,6 +72,7 @@ class Cluster:
         self.folder: pathlib.Path = components.folder
         self.kubeconfig: pathlib.Path = components.kubeconfig()
         self.api = Api(self.kubeconfig)
+        self.gates: list[Gate] = []  # those within their `with` blocks, the latest last
         self.pods = Pods(self.api, lambda: components.pod_logs)
         self.nodes = Nodes(self.api, self.wait)
         self.get, self.find, self.list = self.api.get, self.api.find, self.api.list

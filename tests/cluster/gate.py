@@ -162,11 +162,13 @@ class Gate:
         self._processes.resume(self._name)
 
     def __enter__(self) -> Gate:
+        self._cluster.gates.append(self)
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._cluster.gates.remove(self)
         self._processes.forget(self._name)
 
     def _process(self) -> supervisor.Process:

@@ -27,7 +27,8 @@ CALLER = """
 import json, sys
 import adapter
 spec = adapter.JobSpec.from_json(json.loads(sys.argv[2]))
-backend = adapter.connect(json.loads(sys.argv[1]))
+settings = adapter.Settings.load(json.loads(sys.argv[1]))
+backend = adapter.Backend(settings, adapter.credentials(settings))
 backend.list()
 print("begin", flush=True)
 handle = backend.start(spec)

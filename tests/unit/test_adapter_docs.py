@@ -47,3 +47,15 @@ def test_every_setting_is_there() -> None:
     keys = {f"kueue.{f.name}" for f in dataclasses.fields(adapter.Kueue)}
     keys |= {f.name for f in dataclasses.fields(adapter.Settings)} - {"kueue"}
     assert set(names([row[0] for row in rows("Settings")])) == {adapter._camel(key) for key in keys}
+
+
+def test_every_reason_of_preflight_is_there_with_its_remedy() -> None:
+    page = pathlib.Path("docs/preflight.md").read_text()
+    table = page.partition("\n## Reasons\n")[2].partition("\n## ")[0]
+    cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
+    assert [(reason.strip()[1:-1], text.strip()) for reason, text in cells] == list(adapter.REMEDIES)
+
+
+def test_every_verb_is_there() -> None:
+    verbs = [cell.split()[0] for row in rows("Command line") for cell in re.findall(r"`([a-z]+[^`]*)`", row[0])]
+    assert sorted(verbs) == sorted([*(verb for verb, _, _ in adapter.VERBS), "stop"])
