@@ -48,7 +48,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -204,8 +204,17 @@ class State(_Known):
         return self in (State.SUCCEEDED, State.FAILED, State.STOPPED)
 
 
+class Fault(_Known):
+    """Who can do something about it."""
+
+    PROGRAM = "program"
+    CLUSTER = "cluster"
+    PERSON = "person"
+    UNKNOWN = "unknown"
+
+
 class Cause(_Known):
-    """Why a job is in its state."""
+    """Why a job is in its state, or what interrupted it: `classify` says on what evidence. See docs/causes.md."""
 
     PROGRAM = "program"
     OUT_OF_MEMORY = "out-of-memory"
@@ -220,6 +229,65 @@ class Cause(_Known):
     QUEUE_STOPPED = "queue-stopped"
     STOPPED = "stopped"
     UNKNOWN = "unknown"
+
+    @property
+    def fault(self) -> Fault:
+        """Whose it is: the program's, the cluster's, or that of a person who set something up or asked for it."""
+        match self:
+            case Cause.OUT_OF_MEMORY | Cause.TIMEOUT | Cause.PROGRAM:
+                return Fault.PROGRAM
+            case Cause.PREEMPTED | Cause.NODE_LOST | Cause.EVICTED | Cause.NO_CAPACITY | Cause.REJECTED:
+                return Fault.CLUSTER
+            case Cause.IMAGE | Cause.CONFIG | Cause.QUEUE_STOPPED | Cause.STOPPED:
+                return Fault.PERSON
+            case Cause.UNKNOWN:
+                return Fault.UNKNOWN
+
+    @property
+    def retry(self) -> Answer:
+        """Whether it is sensible to start the same spec once more, when the job has ended of it."""
+        match self:
+            case Cause.PREEMPTED | Cause.NODE_LOST:
+                return Answer.YES
+            case Cause.EVICTED | Cause.REJECTED | Cause.UNKNOWN:
+                return Answer.UNKNOWN
+            case Cause.OUT_OF_MEMORY | Cause.TIMEOUT | Cause.IMAGE | Cause.CONFIG | Cause.PROGRAM:
+                return Answer.NO
+            case Cause.NO_CAPACITY | Cause.QUEUE_STOPPED | Cause.STOPPED:
+                return Answer.NO
+
+    @property
+    def sentence(self) -> str:
+        """What happened, for a person."""
+        return _TOLD[self][0]
+
+    @property
+    def advice(self) -> str:
+        """What a person does next."""
+        return _TOLD[self][1]
+
+
+_TOLD = {
+    Cause.PROGRAM: ("the program failed, or was killed by who knows whom", "read the program's output"),
+    Cause.OUT_OF_MEMORY: ("a process used up its container's memory, and was killed", "raise the limit, or use less"),
+    Cause.TIMEOUT: ("it ran longer than it was allowed to", "raise the timeout, or go on from a checkpoint"),
+    Cause.PREEMPTED: ("it had to make room for another job", "wait: Kueue admits it again when there is room"),
+    Cause.NODE_LOST: (
+        "a node is gone, or does not answer",
+        "see to the node: until it is gone, its pods may still run",
+    ),
+    Cause.EVICTED: (
+        "the cluster took it, or a pod of it, off its nodes",
+        "read what the node lacked, or who drained it",
+    ),
+    Cause.IMAGE: ("an image cannot be pulled", "correct the image's name, or the access to its registry"),
+    Cause.CONFIG: ("it cannot be made or started as it is described", "correct the command, or what the runtime says"),
+    Cause.NO_CAPACITY: ("there is no room for it", "wait; when it can never fit, ask for less or for more quota"),
+    Cause.REJECTED: ("an admission check refused it for good", "ask whoever runs that check"),
+    Cause.QUEUE_STOPPED: ("its queue is stopped, inactive or missing", "have it started, or correct the settings"),
+    Cause.STOPPED: ("somebody deactivated its Workload", "ask who: it goes on when spec.active is true again"),
+    Cause.UNKNOWN: ("nothing that is left tells why", "read the detail and the program's output"),
+}
 
 
 class Capability(_Known):
@@ -419,21 +487,30 @@ class PodStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Interruption:
+    """That Kueue evicted a job, how often, and its own words for why."""
+
+    cause: Cause
+    count: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What is known about a job at `observed_at`."""
 
     handle: Handle
     state: State
     cause: Cause | None = None
-    detail: str = ""
-    exit_code: int | None = None
+    detail: str = ""  # what the cluster says, unchanged
+    exit_code: int | None = None  # of the container that tells the cause; its pod's node and rank
     node: str | None = None
     rank: int | None = None
     admission: int | None = None
     restart: int | None = None
     epoch: int | None = None
     hold: int | None = None  # the hold instance in place
-    interruptions: tuple[Any, ...] = ()
+    interruptions: tuple[Interruption, ...] = ()  # of all its admissions, but for holds
     pods: tuple[PodStatus, ...] = ()
     ungated: bool = False  # Kueue mode: a pod runs that the readmission gate was not asked about
     final: bool = False
@@ -669,12 +746,12 @@ def _settings(value: object) -> Settings:
         kueue = Kueue(_check_name(section["localQueue"], "kueue.localQueue", 63))
         if "admissionCheck" in section:
             check = _check_name(section["admissionCheck"], "kueue.admissionCheck")
-            kueue = dataclasses.replace(kueue, admission_check=check)
+            kueue = replace(kueue, admission_check=check)
         if "admissionLease" in section:
             lease = section["admissionLease"]
             if not isinstance(lease, str) or not re.fullmatch(rf"{_LABEL}/{_SUBDOMAIN}", lease):
                 raise Invalid(f"kueue.admissionLease: {_shown(lease)} is not <namespace>/<name>")
-            kueue = dataclasses.replace(kueue, admission_lease=lease)
+            kueue = replace(kueue, admission_lease=lease)
     try:
         runtime = Runtime.from_json(given["probeRuntime"])
     except Invalid as error:
@@ -1159,7 +1236,7 @@ def start_fault(
     for workload in workloads:
         if _condition(workload, "QuotaReserved") or _condition(workload, "Admitted"):
             return f"Kueue admitted the gated probe's Workload {_name(workload)}"
-        if START_GATE in _gates(workload) and _message(workload, "QuotaReserved"):
+        if START_GATE in _gates(workload) and _falsity(workload, "QuotaReserved"):
             return ""
     return "" if not queued and any(map(stands_still, jobsets)) else None
 
@@ -1204,17 +1281,17 @@ def may_overlap(runtime: Object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known about one job: the objects as they were read within one call. What was not read is as here."""
+    """What is known about one job: the objects as they were read within one call. `wants` says what else to read."""
 
     trainjob: Object | None  # None: gone while it was watched
     pods: Sequence[Object] = ()
     workload: Object | None = None  # Kueue mode: None while there is none
-    jobset: Object | None = None
     jobs: Sequence[Object] = ()
     queues: Sequence[Object] = ()  # its LocalQueue and ClusterQueue
     nodes: Mapping[str, Object | None] | None = None  # by name, None: it is gone. As a whole None: they were not read
     events: Sequence[Object] | None = None  # None: they were not read
-    seen: Sequence[Object] = ()  # pods as they were last seen, which are gone: only who watches knows them
+    seen: Sequence[Object] = ()  # pods as they were last seen, which are gone: only who looked before knows them
+    read: frozenset[str] = frozenset()  # what was read, or may not be read, of what `wants` asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -1224,10 +1301,12 @@ class Verdict:
     state: State
     cause: Cause | None = None
     detail: str = ""
+    pod: Object | None = None  # the one that tells the cause
+    exit_code: int | None = None  # of its container
 
 
 def classify(evidence: Evidence) -> Verdict:
-    """Says in which state a job is. Never raises, whatever JSON the objects are. The first row that fits wins.
+    """Says in which state a job is, and why. Never raises, whatever JSON the objects are. The first row that fits wins.
 
     ====  ==================================================================================================  ==========
     row   evidence                                                                                            state
@@ -1244,36 +1323,349 @@ def classify(evidence: Evidence) -> Verdict:
     10    it is admitted (plain mode: not suspended)                                                          starting
     11    otherwise                                                                                           queued
     ====  ==================================================================================================  ==========
+
+    The cause explains the state, or the interruption that led to it. Only evidence of the current attempt counts: its
+    epoch, its latest restart. Of several ends the earliest decides, ties by this order; what disrupts a pod beats the
+    exit code that it causes. A failure that nothing explains is `unknown`; any other state then has no cause.
+
+    ===  ================================================================================================  =============
+    row  evidence                                                                                          cause
+    ===  ================================================================================================  =============
+    a    container terminated: OOMKilled (exit code 137 alone is not)                                      out-of-memory
+    b    TrainJob or Job Failed: DeadlineExceeded; Evicted: DeactivatedDueToMaximumExecutionTimeExceeded   timeout
+    c    pod disrupted: PreemptionByScheduler; Workload Evicted: Preempted                                 preempted
+    d    pod disrupted: DeletionByTaintManager, DeletionByPodGC; its node gone, unreachable or             node-lost
+         out-of-service; Workload Evicted: NodeFailures
+    e    pod reason Evicted; pod disrupted: TerminationByKubelet, EvictionByEvictionAPI                    evicted
+    f    container waits: ErrImagePull, ImagePullBackOff, InvalidImageName                                 image
+    g    container: CreateContainerConfigError, CreateContainerError, RunContainerError, StartError;       config
+         Event TrainJobResourcesCreationFailed
+    h    pod Unschedulable; Workload waits for quota (the detail says whether it can ever fit)             no-capacity
+    i    check Rejected; Workload Evicted: DeactivatedDueToAdmissionCheck                                  rejected
+    j    queue stopped, missing or inactive; Workload Evicted: ClusterQueueStopped, LocalQueueStopped      queue-stopped
+    k    Workload deactivated, not by our hold                                                             stopped
+    l    Workload Evicted: PodsReadyTimeout, when its pods do not tell more, or any other reason           evicted
+    m    container terminated with a non-zero exit code                                                    program
+    n    none of these                                                                                     unknown
+    ===  ================================================================================================  =============
     """
     trainjob, workload = evidence.trainjob, evidence.workload
     if trainjob is None:
-        return Verdict(State.STOPPED)
+        return Verdict(State.STOPPED, detail="the TrainJob is gone")
     if _is_deleted(trainjob):
         return Verdict(State.STOPPING, detail="the TrainJob is being deleted")
     if end := _condition(trainjob, "Complete"):
         return Verdict(State.SUCCEEDED, detail=end)
-    if end := _condition(trainjob, "Failed"):
-        return Verdict(State.FAILED, Cause.UNKNOWN, end)
-    evicted = _condition(workload, "Evicted")
-    if end := _condition(workload, "Finished") or (evicted if evicted.startswith("DeactivatedDueTo") else ""):
-        return Verdict(State.FAILED, Cause.UNKNOWN, f"Workload {end}")
+    if _condition(trainjob, "Failed"):
+        return _failed(evidence)
+    if end := _condition(workload, "Finished"):
+        return Verdict(State.FAILED, Cause.UNKNOWN, f"Workload Finished: {end}")
+    eviction = _evicted(evidence)
+    if _reason(workload, "Evicted").startswith("DeactivatedDueTo"):
+        return replace(eviction, state=State.FAILED)
     hold, suspended = hold_of(trainjob), _at(trainjob, "spec", "suspend") is True
     admitted = bool(_condition(workload, "Admitted")) if workload else not (is_queued(trainjob) or suspended)
-    inactive = _at(workload, "spec", "active") is False
-    left = [_name(pod) for pod in evidence.pods if remains(pod)]
+    inactive, evicted = _at(workload, "spec", "active") is False, _condition(workload, "Evicted")
+    left = [pod for pod in evidence.pods if remains(pod)]
     barred = hold is not None or is_gated(trainjob) or suspended or inactive or evicted or (workload and not admitted)
     if hold == "stop" or (left and barred):
-        return Verdict(State.STOPPING, detail=f"pods left: {', '.join(left[:3])}" if left else "it is being stopped")
-    if hold is not None or inactive:
-        return Verdict(State.HELD, detail="its Workload is inactive" if hold is None else f"hold instance {hold}")
+        return _stopping(evidence, left, eviction if hold is None else Verdict(State.STOPPING))
+    if hold is not None:
+        loose = "held, but its quota is reserved: hold again" if not inactive else ""
+        words = loose if _condition(workload, "QuotaReserved") and loose else f"hold instance {hold}"
+        return Verdict(State.HELD, detail=words)
+    if inactive:
+        return replace(eviction, state=State.HELD)
+    training = any(map(is_training, _attempt(evidence.pods, trainjob)))
+    trouble = (_trouble(evidence) if training or admitted else None) or _refused(evidence)
+    blind = "its Events may not be read" if "events" in evidence.read and evidence.events is None else ""
     if is_gated(trainjob):
-        return Verdict(State.GATED, detail="not opened yet")
+        return replace(trouble or Verdict(State.GATED, detail=_joined("not opened yet", blind)), state=State.GATED)
+    if training or admitted:
+        words = "admitted, but the TrainJob is still suspended" if suspended and not training else ""
+        trouble = trouble or Verdict(State.STARTING, detail=_joined(words, blind))
+        return replace(trouble, state=State.RUNNING if training else State.STARTING)
+    waits = trouble or _waiting(evidence)
+    detail = _joined(eviction.detail, waits.detail)
+    return replace(waits, state=State.QUEUED, cause=eviction.cause or waits.cause, detail=detail)
+
+
+# The reasons that tell a cause, of containers, pods, Jobs, Workloads and Events: no word means two things.
+_REASONS = {
+    Cause.OUT_OF_MEMORY: ("OOMKilled",),
+    Cause.TIMEOUT: ("DeadlineExceeded", "DeactivatedDueToMaximumExecutionTimeExceeded"),
+    Cause.PREEMPTED: ("PreemptionByScheduler", "Preempted"),
+    Cause.NODE_LOST: ("DeletionByTaintManager", "DeletionByPodGC", "NodeFailures", "TaintManagerEviction"),
+    Cause.EVICTED: ("Evicted", "TerminationByKubelet", "EvictionByEvictionAPI"),
+    Cause.IMAGE: ("ErrImagePull", "ImagePullBackOff", "InvalidImageName"),
+    Cause.CONFIG: (
+        *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"),
+        "TrainJobResourcesCreationFailed",
+    ),
+    Cause.NO_CAPACITY: ("Unschedulable",),
+    Cause.REJECTED: ("DeactivatedDueToAdmissionCheck",),
+    Cause.QUEUE_STOPPED: ("ClusterQueueStopped", "LocalQueueStopped"),
+    Cause.STOPPED: ("Deactivated",),
+}
+_CAUSE_OF = {reason: cause for cause, reasons in _REASONS.items() for reason in reasons}
+_ORDER = {cause: order for order, cause in enumerate([*_REASONS, Cause.PROGRAM, Cause.UNKNOWN])}  # that of the table
+_HARMLESS = ("ContainerCreating", "PodInitializing", "CrashLoopBackOff")  # the last: its earlier end tells more
+_UNREADY = ("PodsReadyTimeout", "DeactivatedDueToRequeuingLimitExceeded")  # of these: what the pods tell comes first
+_DISRUPTED = re.compile(r"Pod [^/\s]+/([-.a-z0-9]+) has condition DisruptionTarget")  # in a Job's message
+_LOST = ("node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service")  # taints of nodes
+_QUEUE_FAULT = re.compile(r"\b(Local|Cluster)Queue \S+ (doesn't exist|not found|is )")  # Kueue's reasons and messages:
+_NO_QUOTA = re.compile(r"insufficient unused quota|preemption|WaitingFor(Quota|Preempted)|TopologyPlacementFailed")
+_NEVER_FITS = re.compile(
+    r"> maximum capacity|ExceedsMaxQuota|NoMatchingFlavor|unavailable in ClusterQueue|doesn't match node affinity|"
+    r"untolerated taint|flavor \S+ not found"
+)
+_LAST = "~"  # after every time
+
+
+def _failed(evidence: Evidence) -> Verdict:
+    """Why the TrainJob is Failed."""
+    end = _condition(evidence.trainjob, "Failed")
+    if _reason(evidence.trainjob, "Failed") == "DeadlineExceeded":
+        return Verdict(State.FAILED, Cause.TIMEOUT, end)
+    trouble = _trouble(evidence, ended=True) or Verdict(State.FAILED, Cause.UNKNOWN)
+    if trouble.cause is not Cause.UNKNOWN:
+        return replace(trouble, state=State.FAILED, detail=_joined(trouble.detail, end))
+    told = [(Cause.TIMEOUT, "") for job in evidence.jobs if _reason(job, "Failed") == "DeadlineExceeded"]
+    told += _events(evidence, "Preempted", "TaintManagerEviction")
+    jobs = [f"Job {_name(job)}: {text}" for job in evidence.jobs if (text := _condition(job, "Failed"))]
+    blind = "its Events may not be read" if "events" in evidence.read and evidence.events is None else ""
+    detail = _joined(trouble.detail, *jobs, *(text for _, text in told), blind, end)
+    return replace(trouble, state=State.FAILED, cause=next((c for c, _ in told), Cause.UNKNOWN), detail=detail)
+
+
+def _evicted(evidence: Evidence) -> Verdict:
+    """Why its Workload was evicted or deactivated. No cause when it was not, or no longer is: a hold that is over."""
+    workload, reason = evidence.workload, _reason(evidence.workload, "Evicted")
+    inactive = _at(workload, "spec", "active") is False
+    if inactive and not reason:
+        soon = _condition(workload, "DeactivationTarget")  # Kueue does it, and is about to say why
+        return Verdict(State.HELD, None if soon else Cause.STOPPED, soon or "its Workload is inactive (spec.active)")
+    if not reason or (reason == "Deactivated" and not inactive):
+        return Verdict(State.QUEUED)
+    text = f"Workload Evicted: {_condition(workload, 'Evicted')}"
+    trouble = _trouble(evidence, ended=True) if reason in _UNREADY else None
+    if trouble and trouble.cause is not Cause.UNKNOWN:
+        return replace(trouble, detail=_joined(trouble.detail, text))
+    more = [i.detail for i in interruptions(workload) if reason in _UNREADY]
+    more += _checks(workload) if reason == "DeactivatedDueToAdmissionCheck" else []
+    return Verdict(State.QUEUED, _CAUSE_OF.get(reason, Cause.EVICTED), _joined(text, *more))
+
+
+def _stopping(evidence: Evidence, left: Sequence[Object], why: Verdict) -> Verdict:
+    """Why it is stopping, and what keeps it."""
+    names = ", ".join(map(_name, left[:3])) + (", …" if len(left) > 3 else "")
+    lost = [t[2] for pod in left for t in _troubles(pod, evidence.nodes) if t[2].cause is Cause.NODE_LOST]
+    first = lost[0] if lost and why.cause is None else why
+    words = f"pods left: {names}" if left else "it is being stopped"
+    return replace(first, state=State.STOPPING, detail=_joined(why.detail, words, *(t.detail for t in lost[:3])))
+
+
+def _waiting(evidence: Evidence) -> Verdict:
+    """Why it is not admitted: what its checks or Kueue say."""
+    workload, checks = evidence.workload, _checks(evidence.workload)
+    if rejected := [check for check in checks if ": Rejected: " in check]:
+        return Verdict(State.QUEUED, Cause.REJECTED, _joined(*rejected))
+    if _condition(workload, "QuotaReserved"):
+        return Verdict(State.QUEUED, detail=_joined(*checks))
+    condition = _falsity(workload, "QuotaReserved")
+    text = _words(condition)
+    if _QUEUE_FAULT.search(text):
+        return Verdict(State.QUEUED, Cause.QUEUE_STOPPED, _joined(text, *map(_queue_fault, evidence.queues)))
+    if condition.get("reason") in ("Misconfigured", "Inadmissible"):
+        return Verdict(State.QUEUED, Cause.UNKNOWN, text)
+    sets = str(condition.get("message")).split("couldn't assign flavors to pod set ")  # more exact than the reason
+    for parts in (sets, [str(condition.get("reason"))]):
+        if any(_NEVER_FITS.search(part) and not _NO_QUOTA.search(part) for part in parts):
+            return Verdict(State.QUEUED, Cause.NO_CAPACITY, f"can never fit its queue as it is: {text}")
+        if any(map(_NO_QUOTA.search, parts)):
+            return Verdict(State.QUEUED, Cause.NO_CAPACITY, f"waits for quota: {text}")
+    return Verdict(State.QUEUED, detail=text)
+
+
+def _refused(evidence: Evidence) -> Verdict | None:
+    """What Events tell of a job that has no pods: Trainer could not make or resume its JobSet, or the Job its pods.
+
+    An Event stays for an hour: it counts while there is no JobSet, and from when the TrainJob was resumed.
+    """
+    jobs = _objects(_at(evidence.trainjob, "status", "jobsStatus"))
+    resumed = _falsity(evidence.trainjob, "Suspended")
+    if evidence.pods or (jobs and not resumed):
+        return None
+    since = _second(resumed.get("lastTransitionTime")) if jobs else ""
+    still = not jobs or any(job.get("suspended") for job in jobs)
+    told = _events(evidence, *(["TrainJobResourcesCreationFailed"] if still else []), "FailedCreate", since=since)
+    return Verdict(State.STARTING, *told[0]) if told else None
+
+
+def _events(evidence: Evidence, *reasons: str, since: str = "") -> list[tuple[Cause, str]]:
+    """The causes that Events of these reasons tell, and their text, the latest first."""
+    uid, found = _at(evidence.trainjob, "metadata", "uid"), []
+    for event in evidence.events or ():
+        about, reason = event.get("involvedObject"), str(event.get("reason"))
+        times = (_at(event, "series", "lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+        when = _second(next(filter(None, times), None))
+        other = _at(about, "kind") == "TrainJob" and _at(about, "uid") != uid
+        if reason in reasons and when >= since and not (other or "Cancelling deletion" in _words(event)):
+            found.append(
+                (
+                    when,
+                    _CAUSE_OF.get(reason, Cause.UNKNOWN),
+                    f"Event of {_at(about, 'kind')} {_at(about, 'name')}: {_words(event)}",
+                )
+            )
+    return [(cause, text) for _, cause, text in sorted(found, reverse=True)]
+
+
+def _trouble(evidence: Evidence, *, ended: bool = False) -> Verdict | None:
+    """What decided the current attempt's fate. `ended`: it is over, then a container that was restarted counts, too."""
+    pods, workload = _attempt([*evidence.pods, *evidence.seen], evidence.trainjob), evidence.workload
+    found = [trouble for pod in pods for trouble in _troubles(pod, evidence.nodes, ended=ended)]
+    evicted = _reason(workload, "Evicted")
+    ours = evicted == "Deactivated" and HOLD in _annotations(evidence.trainjob)
+    if ended and evicted not in ("", *_UNREADY) and not ours:  # it was suspended, and the program did not end well
+        when = [c.get("lastTransitionTime") for c in _conditions(workload) if c.get("type") == "Evicted"]
+        cause, text = _CAUSE_OF.get(evicted, Cause.EVICTED), f"Workload Evicted: {_condition(workload, 'Evicted')}"
+        found.append((_second(when[0]), _ORDER[cause], Verdict(State.STARTING, cause, text)))
+    return min(found, key=lambda trouble: trouble[:2])[2] if found else None
+
+
+def _troubles(
+    pod: Object, nodes: Mapping[str, Object | None] | None, *, ended: bool = False
+) -> Iterator[tuple[str, int, Verdict]]:
+    """All that a pod tells: when, the order among what was at that time, and the verdict."""
+    node = _at(pod, "spec", "nodeName")
+    where = f"pod {_name(pod)}" + (f" on {node}" if node else "")
+
+    def trouble(when: object, cause: Cause, text: str, code: int | None = None) -> tuple[str, int, Verdict]:
+        return _second(when), _ORDER[cause], Verdict(State.STARTING, cause, f"{where}: {text}", pod, code)
+
+    first, lost, (told, why) = _LAST, _node_fault(node, nodes), _told_to_go(pod)
+    statuses = (_at(pod, "status", f"{kind}Statuses") for kind in ("initContainer", "container"))
+    for container in (container for status in statuses for container in _objects(status)):
+        name, state = f"container {container.get('name')}", container.get("state")
+        restarted = _at(container, "lastState", "terminated") if ended or _at(state, "running") is None else None
+        for end in _objects([_at(state, "terminated"), restarted]):
+            code = end.get("exitCode")
+            if type(code) is int and code != 0:
+                first = min(first, when := _second(end.get("finishedAt")))
+                own = when < told and end.get("reason") in ("Error", "Completed", None)
+                cause = _CAUSE_OF.get(str(end.get("reason")), Cause.PROGRAM if own else Cause.UNKNOWN)
+                words = f"{name}: {_words(end)}, exit code {code}" + (f", after {why}" if when >= told else "")
+                yield trouble(when, cause, words, code)
+        wait = str(_at(state, "waiting", "reason") or "ContainerCreating")
+        if wait not in _HARMLESS:
+            yield trouble(None, _CAUSE_OF.get(wait, Cause.UNKNOWN), f"{name}: {_words(_at(state, 'waiting'))}")
+    for condition in _conditions(pod):
+        kind, status, words = condition.get("type"), condition.get("status"), _words(condition)
+        if (kind, status) == ("DisruptionTarget", "True"):
+            cause = _CAUSE_OF.get(str(condition.get("reason")), Cause.UNKNOWN)
+            checked = "the taint was not checked" if nodes is None else "the node has no such taint"
+            words += f" ({lost or checked})" if cause is Cause.NODE_LOST else ""
+            yield trouble(condition.get("lastTransitionTime"), cause, words)
+        elif (kind, status, condition.get("reason")) == ("PodScheduled", "False", "Unschedulable"):
+            yield trouble(None, Cause.NO_CAPACITY, words)
+    if reason := _at(pod, "status", "reason"):  # the kubelet ended the pod, or did not take it
+        yield trouble(first, _CAUSE_OF.get(str(reason), Cause.UNKNOWN), _words(_at(pod, "status")))
+    if lost and remains(pod):
+        yield trouble(None, Cause.NODE_LOST, lost)
+
+
+def _told_to_go(pod: Object) -> tuple[str, str]:
+    """From when on an exit code is not the program's own, and why: its pod was disrupted, or deleted."""
+    if _at(pod, "status", "reason"):
+        return "", _words(_at(pod, "status"))
+    disruptions = [c for c in _conditions(pod) if c.get("type") == "DisruptionTarget" and c.get("status") == "True"]
+    found = [(_second(c.get("lastTransitionTime")), _words(c)) for c in disruptions]
+    deleted, grace = (_at(pod, "metadata", f"deletion{key}") for key in ("Timestamp", "GracePeriodSeconds"))
+    with contextlib.suppress(ValueError, TypeError, OverflowError):  # the time is the end of its grace period
+        asked = datetime.datetime.fromisoformat(deleted) - datetime.timedelta(seconds=grace or 0)
+        found.append((_second(asked.isoformat()), "it was deleted"))
+    return min(found, default=(_LAST + _LAST, ""))
+
+
+def _node_fault(name: object, nodes: Mapping[str, Object | None] | None) -> str:
+    """Why a node counts as lost; empty when it does not, or was not read."""
+    if not isinstance(name, str) or name not in (nodes or {}):
+        return ""
+    node = (nodes or {})[name]
+    taints = [str(t.get("key")) for t in _objects(_at(node, "spec", "taints")) if t.get("key") in _LOST]
+    return f"node {name} is gone" if node is None else f"node {name} has {taints[0]}" if taints else ""
+
+
+def _attempt(pods: Iterable[Object], trainjob: Object | None) -> list[Object]:
+    """The pods of the current epoch, of their JobSet's latest restart."""
     epoch = _patched_annotations(trainjob).get(EPOCH)
-    if any(is_training(pod) and _annotations(pod).get(EPOCH) == epoch for pod in evidence.pods):
-        return Verdict(State.RUNNING)
-    if admitted:
-        return Verdict(State.STARTING)
-    return Verdict(State.QUEUED, detail=_message(workload, "QuotaReserved"))
+    current = [(_count(_labels(p).get(RESTART)) or 0, p) for p in pods if _annotations(p).get(EPOCH) == epoch]
+    latest = max((restart for restart, _ in current), default=0)
+    return [pod for restart, pod in current if restart == latest]
+
+
+def interruptions(workload: Object | None) -> tuple[Interruption, ...]:
+    """How often Kueue evicted the job, in all its admissions. Not Deactivated, which a released hold leaves, too."""
+    found = []
+    for eviction in _objects(_at(workload, "status", "schedulingStats", "evictions")):
+        reason, count = str(eviction.get("reason")), eviction.get("count")
+        if reason != "Deactivated" and type(count) is int:
+            detail = "/".join(filter(None, (reason, str(eviction.get("underlyingCause") or ""))))
+            found.append(Interruption(_CAUSE_OF.get(reason, Cause.EVICTED), count, detail))
+    return tuple(found)
+
+
+def wants(evidence: Evidence) -> dict[str, list[str]]:
+    """What else to read, as it may tell the cause: fields of the Evidence, and of which objects, by name, to fill them.
+
+    Nothing for a job that is well, and nothing twice.
+    """
+    verdict, trainjob, name = classify(evidence), evidence.trainjob, _name(evidence.trainjob)
+    wanted, disrupted = {"nodes": _doubtful_nodes(evidence)}, _disrupted(evidence)
+    if _condition(trainjob, "Failed") and verdict.cause is Cause.UNKNOWN:
+        wanted |= {"jobs": [name], "events": disrupted[:3]}
+    elif verdict.state is State.QUEUED and verdict.cause is Cause.QUEUE_STOPPED:
+        wanted["queues"] = [str(_labels(trainjob).get(QUEUE_NAME))]
+    elif not evidence.pods and (
+        verdict.state is State.STARTING
+        or (verdict.state in (State.GATED, State.QUEUED) and not _at(trainjob, "status", "jobsStatus"))
+    ):
+        wanted["events"] = [name, f"{name}-{TRAINER_JOB}-0"]
+    return {field: names for field, names in wanted.items() if names and field not in evidence.read}
+
+
+def _doubtful_nodes(evidence: Evidence) -> list[str]:
+    """The first few nodes that may be lost: those of pods that were told to go because of that, or that are not ready
+    though their containers are: so the control plane marks the pods of a node that does not answer.
+    """
+    found = set()
+    for pod in evidence.pods:
+        unready = bool(_condition(pod, "ContainersReady")) and not _condition(pod, "Ready") and remains(pod)
+        if unready or _CAUSE_OF.get(_reason(pod, "DisruptionTarget")) is Cause.NODE_LOST:
+            found.add(str(_at(pod, "spec", "nodeName") or ""))
+    return sorted(found - {""})[:3]
+
+
+def _disrupted(evidence: Evidence) -> list[str]:
+    """The pods of which a Job says that they were disrupted."""
+    return [name for job in evidence.jobs for name in _DISRUPTED.findall(_condition(job, "Failed"))]
+
+
+def unsettled(evidence: Evidence, now: datetime.datetime) -> bool:
+    """Whether what decides a fresh failure may still come: nothing tells its cause, or pods of it have not ended yet.
+
+    The end that is reported last may have been the first.
+    """
+    failed = [c.get("lastTransitionTime") for c in _conditions(evidence.trainjob) if c.get("type") == "Failed"]
+    verdict = classify(evidence)
+    if verdict.state is not State.FAILED or verdict.cause is Cause.TIMEOUT or not failed:
+        return False
+    try:
+        fresh = now - datetime.datetime.fromisoformat(str(failed[0])) < datetime.timedelta(seconds=FRESH)
+    except (ValueError, TypeError):
+        return False
+    return fresh and (verdict.cause is Cause.UNKNOWN or any(map(remains, _attempt(evidence.pods, evidence.trainjob))))
 
 
 def is_training(pod: Object) -> bool:
@@ -1286,7 +1678,7 @@ def status_of(handle: Handle, evidence: Evidence, now: datetime.datetime) -> Sta
     """The Status that the evidence gives."""
     verdict, counts, hold = classify(evidence), _patched_annotations(evidence.trainjob), hold_of(evidence.trainjob)
     current = [pod for pod in evidence.pods if _annotations(pod).get(EPOCH) == counts.get(EPOCH)]
-    past_gate = [pod for pod in evidence.pods if remains(pod) and _annotations(pod).get(ADMISSION) == "0"]
+    past_gate = [pod for pod in evidence.pods if _annotations(pod).get(ADMISSION) == "0"]
     pods = [
         PodStatus(
             _count(_annotations(pod).get(RANK)),
@@ -1301,10 +1693,14 @@ def status_of(handle: Handle, evidence: Evidence, now: datetime.datetime) -> Sta
         verdict.state,
         verdict.cause,
         verdict.detail,
+        verdict.exit_code,
+        str(_at(verdict.pod, "spec", "nodeName") or "") or None,
+        _count(_annotations(verdict.pod).get(RANK)),
         admission=_count(counts.get(ADMISSION)),
         restart=max((_count(_labels(pod).get(RESTART)) or 0 for pod in current), default=None),
         epoch=_count(counts.get(EPOCH)),
         hold=hold if isinstance(hold, int) else None,
+        interruptions=interruptions(evidence.workload),
         pods=tuple(sorted(pods, key=lambda pod: (pod.rank is None, pod.rank, pod.pod))),
         ungated=is_queued(evidence.trainjob) and bool(past_gate),
         final=verdict.state.final,
@@ -1354,18 +1750,53 @@ def _is_deleted(obj: object) -> bool:
     return _at(obj, "metadata", "deletionTimestamp") is not None
 
 
+def _conditions(obj: object) -> list[Object]:
+    return _objects(_at(obj, "status", "conditions"))
+
+
 def _condition(obj: object, name: str) -> str:
     """`<reason>: <message>` of a condition that is True; empty when it is not."""
-    for condition in _objects(_at(obj, "status", "conditions")):
-        if condition.get("type") == name and condition.get("status") == "True":
-            return ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key)) or name
-    return ""
+    found = (c for c in _conditions(obj) if c.get("type") == name and c.get("status") == "True")
+    return next((_words(condition) or name for condition in found), "")
 
 
-def _message(obj: object, name: str) -> str:
-    """The message of a condition that is not True; empty when it is, or is not there."""
-    conditions = {str(c.get("type")): c for c in _objects(_at(obj, "status", "conditions"))}
-    return str(_at(conditions.get(name), "message") or "") if not _condition(obj, name) else ""
+def _reason(obj: object, name: str) -> str:
+    """The reason of a condition that is True; empty when it is not."""
+    found = (c for c in _conditions(obj) if c.get("type") == name and c.get("status") == "True")
+    return next((str(condition.get("reason") or name) for condition in found), "")
+
+
+def _falsity(obj: object, name: str) -> Object:
+    """The condition, when there is one that is not True; else empty."""
+    return next((c for c in _conditions(obj) if c.get("type") == name and c.get("status") != "True"), {})
+
+
+def _words(value: object) -> str:
+    """`<reason>: <message>` of what has them."""
+    return ": ".join(str(_at(value, key)) for key in ("reason", "message") if _at(value, key))
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(dict.fromkeys(text for text in texts if text))
+
+
+def _second(time: object) -> str:
+    """A time as the server writes it, to the second: such texts compare as the times do."""
+    return time[:19] if isinstance(time, str) and time else _LAST
+
+
+def _checks(workload: object) -> list[str]:
+    """What the Workload's admission checks that are not Ready say."""
+    checks = [c for c in _objects(_at(workload, "status", "admissionChecks")) if c.get("state") != "Ready"]
+    return [f"check {c.get('name')}: {c.get('state')}: {c.get('message') or 'says nothing'}" for c in checks]
+
+
+def _queue_fault(queue: Object) -> str:
+    """Why a LocalQueue or ClusterQueue admits nothing; empty when it does."""
+    policy = _at(queue, "spec", "stopPolicy")
+    inactive = [_words(c) for c in _conditions(queue) if c.get("type") == "Active" and c.get("status") != "True"]
+    words = _joined(f"stopPolicy {policy}" if policy not in (None, "None") else "", *inactive)
+    return f"{queue.get('kind')} {_name(queue)}: {words}" if words else ""
 
 
 def _gates(trainjob: object) -> list[str]:
@@ -1717,6 +2148,45 @@ def list_workloads(api: Connection, namespace: str, uid: str) -> list[Object]:
     return _all(api, f"{KUEUE}/namespaces/{segment(namespace)}/workloads", f"{JOB_UID}={uid}")
 
 
+def read_queues(api: Connection, namespace: str, name: str) -> list[Object]:
+    """The LocalQueue of this name and its ClusterQueue, as far as they are there and may be read."""
+    local = permitted(lambda: _or_none(api, f"{KUEUE}/namespaces/{segment(namespace)}/localqueues/{segment(name)}"))
+    cluster = _at(local, "spec", "clusterQueue")
+    found = permitted(lambda: _or_none(api, f"{KUEUE}/clusterqueues/{segment(cluster)}")) if cluster else None
+    return [queue for queue in (local, found) if queue]
+
+
+def read_nodes(api: Connection, _: str, *names: str) -> dict[str, Object | None] | None:
+    """The nodes of these names, None for one that is gone; as a whole None when they may not be read."""
+    return permitted(lambda: {name: read_node(api, name) for name in names})
+
+
+def list_events(api: Connection, namespace: str, *names: str) -> list[Object] | None:
+    """The Events of the objects of these names, of any kind; None when they may not be read."""
+    path = f"{CORE}/namespaces/{segment(namespace)}/events"
+    queries = [{"fieldSelector": f"involvedObject.name={segment(name)}"} for name in names]
+    return permitted(lambda: [event for query in queries for page, _ in api.pages(path, query) for event in page])
+
+
+# How each field of an Evidence that `wants` may ask for is read: of the objects of these names in a namespace.
+FURTHER: dict[str, Callable[..., Any]] = {
+    "jobs": list_jobs,
+    "nodes": read_nodes,
+    "queues": read_queues,
+    "events": list_events,
+}
+
+
+def permitted(read: Callable[[], T]) -> T | None:
+    """What a read gives; None when the credentials do not allow it."""
+    try:
+        return read()
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return None
+
+
 def delete_trainjob(api: Connection, trainjob: Object) -> None:
     """Deletes this very TrainJob, and in the background what it owns.
 
@@ -1840,6 +2310,8 @@ PLAIN_REMEDY = (
     "add a kueue section to the settings, or have Kueue leave jobs without a queue alone "
     "(no LocalQueue named default, manageJobsWithoutQueueName off)"
 )
+CAUSE = 5.0  # seconds that `inspect` waits for what tells the cause of a failure, once for each job
+FRESH = 60.0  # seconds after which nothing more is waited for; more than two clocks differ
 LOOK_AGAIN = 1.0  # seconds between the two looks that must find nothing left: a controller may just be making something
 
 
@@ -1873,6 +2345,7 @@ class Backend:
         self._api, self._namespace = api, settings.namespace
         self._denied: frozenset[str] = frozenset()  # rights, as `rights` names them
         self._support = dict.fromkeys(Capability, Support(Answer.UNKNOWN, Source.DECLARED, "not probed"))
+        self._final: dict[Handle, Status] = {}
 
     # --- operations
 
@@ -2039,16 +2512,20 @@ class Backend:
         return self._handles(JOB)
 
     def inspect(self, handle: Handle) -> Status:
-        """The job's status now. Raises NotFound when it is gone, or its name is another object's."""
-        trainjob = self._trainjob(handle)
-        with explained(f"the state of TrainJob {handle}"):
-            pods = list_pods(self._api, self._namespace, _selector(handle.name))
-            workload = None
-            if is_queued(trainjob) and self.settings.kueue and not is_final(trainjob):
-                workload = next(iter(list_workloads(self._api, self._namespace, handle.uid)), None)
-        if workload is not None and _condition(workload, "Finished"):
-            trainjob = self._trainjob(handle)  # it may have ended between the two reads
-        return status_of(handle, Evidence(trainjob, pods, workload), datetime.datetime.now(datetime.UTC))
+        """The job's status now. Once final it never changes. Raises NotFound when it is gone, or its name is another's.
+
+        Three reads for a job that is well, more where they may tell a cause. It knows what the cluster still has: of a
+        failure that is long over that may be less than a watch saw. It waits up to 5 s for the cause of a fresh one.
+        """
+        if handle in self._final:
+            self._trainjob(handle)
+            return self._final[handle]
+        evidence, until, pause = self._look(handle), time.monotonic() + CAUSE, 0.1
+        while unsettled(evidence, datetime.datetime.now(datetime.UTC)) and time.monotonic() < until:
+            time.sleep(pause)
+            pause, evidence = min(2 * pause, 1.0), self._look(handle, evidence)
+        status = status_of(handle, evidence, datetime.datetime.now(datetime.UTC))
+        return self._final.setdefault(handle, status) if status.final else status
 
     # --- what they share
 
@@ -2082,6 +2559,27 @@ class Backend:
         if _uid(trainjob) != handle.uid:
             raise NotFound(f"TrainJob {handle}: its name is another object's now, {_uid(trainjob)}: `find` it anew")
         return trainjob
+
+    def _look(self, handle: Handle, before: Evidence | None = None) -> Evidence:
+        """What there is to know about a job now, with the pods that an earlier look has seen."""
+        trainjob, workload = self._trainjob(handle), None
+        with explained(f"the state of TrainJob {handle}"):
+            pods = list_pods(self._api, self._namespace, _selector(handle.name))
+            if is_queued(trainjob) and self.settings.kueue:
+                workload = next(iter(list_workloads(self._api, self._namespace, handle.uid)), None)
+        if workload is not None and _condition(workload, "Finished") and not is_final(trainjob):
+            trainjob = self._trainjob(handle)  # it may have ended between the two reads
+        there = set(map(_uid, pods))
+        seen = [pod for pod in [*before.seen, *before.pods] if _uid(pod) not in there] if before else []
+        return self._further(handle, Evidence(trainjob, pods, workload, seen=seen))
+
+    def _further(self, handle: Handle, evidence: Evidence) -> Evidence:
+        """The evidence with what else may tell the cause."""
+        with explained(f"the state of TrainJob {handle}"):
+            while wanted := wants(evidence):
+                found = {field: FURTHER[field](self._api, self._namespace, *names) for field, names in wanted.items()}
+                evidence = replace(evidence, read=evidence.read | set(wanted), **found)
+        return evidence
 
     def _handle(self, trainjob: Object) -> Handle:
         return Handle(self._namespace, _name(trainjob), _uid(trainjob))
@@ -2612,14 +3110,7 @@ def _text(value: Any) -> Iterator[str]:
     """A result as lines for a person."""
     match value:
         case Status():
-            yield f"{'state':<10}{value.state}" + (f" ({value.cause})" if value.cause else "")
-            for name in ("detail", "hold", "admission", "epoch", "restart"):
-                if getattr(value, name) not in (None, ""):
-                    yield f"{name:<10}{getattr(value, name)}"
-            for pod in value.pods:
-                yield f"{'pod':<10}{pod.pod} {pod.phase}" + (f" on {pod.node}" if pod.node else "")
-            if value.ungated:
-                yield "warning   a pod runs that the readmission gate was not asked about"
+            yield from _status_text(value)
         case tuple():
             yield from map(str, value)
         case Handle():
@@ -2646,6 +3137,36 @@ def _json(value: Any) -> Any:
     if isinstance(value, Ceased):
         return dataclasses.asdict(value)
     return value if value is None or isinstance(value, dict) else value.to_json()
+
+
+_NEXT = {  # where there is no cause
+    State.GATED: "open it",
+    State.HELD: "release it",
+    State.STOPPING: "wait until its pods are gone",
+    State.STOPPED: "start its next submission, if it is to run",
+}
+
+
+def _status_text(status: Status) -> Iterator[str]:
+    """A status as lines: state and cause, what it means, what the cluster says, what to do, its attempts, its pods."""
+    cause, again = status.cause, f"start it as submission {status.handle.submission + 1}"
+    advice = cause.advice if cause else _NEXT.get(status.state, "")
+    if cause and status.final:
+        advice = again if cause.retry is Answer.YES else f"{advice}, then {again}"
+    counts = [f"{n} {getattr(status, n)}" for n in ("admission", "restart", "epoch") if getattr(status, n) is not None]
+    evictions = (f"{i.cause} {i.count} times ({i.detail})" for i in status.interruptions)
+    lines = {
+        "state": f"{status.state}" + (f" ({cause})" if cause else ""),
+        "why": cause.sentence if cause else "",
+        "detail": status.detail,
+        "next": advice,
+        "attempt": _joined(", ".join(counts), *evictions),
+        "warning": "a pod ran that the readmission gate was not asked about" if status.ungated else "",
+    }
+    yield from (f"{name:<10}{text}" for name, text in lines.items() if text)
+    for pod in status.pods:
+        rank = "" if pod.rank is None else f"{pod.rank} "
+        yield f"{'pod':<10}{rank}{pod.pod} {pod.phase}" + (f" on {pod.node}" if pod.node else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -162,4 +162,4 @@ def test_a_failed_job_is_told_and_its_inspection_is_no_error(world: World, confi
     world.end(handle, code=1)
     world.state(handle, State.FAILED)
     code, out, _ = run("-c", config, "inspect", str(handle))
-    assert (code, out.splitlines()[0]) == (0, "state     failed (unknown)")
+    assert (code, out.splitlines()[0]) == (0, "state     failed (program)")

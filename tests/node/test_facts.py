@@ -1,4 +1,7 @@
-"""How a job's end looks in life, for each way to end: recorded facts, compared with what is seen now (see facts.py)."""
+"""How a job's end looks in life, for each way to end, and what the adapter makes of it.
+
+Recorded facts, compared with what is seen now (see facts.py); the adapter sees them anew each time.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from adapter import Cause, Handle, State, Status
 from tests import jobs
 from tests.cluster.api import Object, path
 from tests.cluster.gate import Gate
@@ -53,26 +57,69 @@ def finished(site: Site, job: str) -> bool:
     return ended and not jobs.epochs_of_living(site.namespace, job)
 
 
+def told(site: Site, lease: str, job: str, state: State, cause: Cause | None, words: str = "") -> Status:
+    """The job's status, which is this: from a backend that has seen nothing before."""
+    handle = Handle(site.namespace.name, job, site.namespace.get("TrainJob", job)["metadata"]["uid"])
+    status = site.backend(lease).inspect(handle)
+    assert (status.state, status.cause) == (state, cause), status
+    assert words in status.detail
+    return status
+
+
 def compare(site: Site, name: str, job: str, moment: str) -> None:
     facts.check(name, moment, lambda: facts.of(site.namespace, job))
 
 
-ENDS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "completed": (["--seconds=0"], {}),
-    "exit-code": (["--seconds=0", "--exit-code=3"], {}),
-    "out-of-memory": (["--allocate=200"], {}),
+ENDS: dict[str, tuple[list[str], dict[str, Any], Cause | None, int | None]] = {
+    "completed": (["--seconds=0"], {}, None, None),
+    "exit-code": (["--seconds=0", "--exit-code=3"], {}, Cause.PROGRAM, 3),
+    "out-of-memory": (["--allocate=200"], {}, Cause.OUT_OF_MEMORY, 137),
     # The container's own program goes on and ends by itself: the reason is OOMKilled all the same, not the exit code.
-    "out-of-memory-in-a-child": (["--allocate=200", "--in-child", "--seconds=0", "--exit-code=1"], {}),
-    "command-not-found": ([], {"command": ["/no/such/program"]}),
+    "out-of-memory-in-a-child": (
+        *(["--allocate=200", "--in-child", "--seconds=0", "--exit-code=1"], {}),
+        *(Cause.OUT_OF_MEMORY, 1),
+    ),
+    "command-not-found": ([], {"command": ["/no/such/program"]}, Cause.CONFIG, 128),
 }
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_an_end_looks_as_recorded(site: Site, lease: str, name: str) -> None:
-    options, more = ENDS[name]
+    options, more, cause, code = ENDS[name]
     job = start(site, lease, *options, **more)
     site.cluster.wait(lambda: finished(site, job), f"{job} has ended")
     compare(site, name, job, "finished")
+    status = told(site, lease, job, State.FAILED if cause else State.SUCCEEDED, cause)
+    assert status.exit_code == code
+
+
+RANKS = """
+import os, time
+if os.environ["JOB_COMPLETION_INDEX"] == "0":
+    bytearray(200 << 20)
+time.sleep(2)
+raise SystemExit(1)
+"""
+
+
+def test_a_rank_out_of_memory_is_the_cause_though_the_others_exit_later(site: Site, lease: str) -> None:
+    third = {"requests": {"cpu": "30m"}, "limits": {"memory": "64Mi"}}
+    job = start(site, lease, command=["python", "-c", RANKS], nodes=3, resources=third)
+    site.cluster.wait(lambda: jobs.condition(site.namespace.get("TrainJob", job), "Failed"), f"{job} has failed")
+    status = told(site, lease, job, State.FAILED, Cause.OUT_OF_MEMORY, "OOMKilled, exit code 137")
+    assert status.rank == 0
+
+
+def test_between_restarts_in_place_the_last_end_is_the_cause(real_node: RealNode, lease: str) -> None:
+    with on(real_node, stock=True) as site:
+        job = start(site, lease, "--allocate=200")
+
+        def backs_off() -> bool:
+            waiting = site.namespace.pods(job)[0]["status"]["containerStatuses"][0]["state"].get("waiting", {})
+            return bool(waiting.get("reason") == "CrashLoopBackOff")
+
+        site.cluster.wait(backs_off, "its container is to be restarted", interval=0.05)
+        told(site, lease, job, State.STARTING, Cause.OUT_OF_MEMORY, "OOMKilled, exit code 137")
 
 
 def test_a_job_that_runs_too_long_looks_as_recorded(site: Site, lease: str) -> None:
@@ -82,12 +129,13 @@ def test_a_job_that_runs_too_long_looks_as_recorded(site: Site, lease: str) -> N
     site.cluster.wait(lambda: get("TrainJob", job)["status"]["jobsStatus"][0]["ready"] == 1, f"{job} is ready")
     site.cluster.wait(lambda: finished(site, job), f"{job} has ended")
     compare(site, "deadline", job, "finished")
+    told(site, lease, job, State.FAILED, Cause.TIMEOUT, "DeadlineExceeded")
 
 
-WAITS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "image-not-there": ({"image": MISSING_IMAGE}, ["ErrImagePull", "ImagePullBackOff"]),
-    "image-name-invalid": ({"image": "Not:A:Name"}, ["InvalidImageName"]),
-    "configuration-missing": ({}, ["CreateContainerConfigError"]),
+WAITS: dict[str, tuple[dict[str, Any], list[str], Cause]] = {
+    "image-not-there": ({"image": MISSING_IMAGE}, ["ErrImagePull", "ImagePullBackOff"], Cause.IMAGE),
+    "image-name-invalid": ({"image": "Not:A:Name"}, ["InvalidImageName"], Cause.IMAGE),
+    "configuration-missing": ({}, ["CreateContainerConfigError"], Cause.CONFIG),
 }
 
 
@@ -97,7 +145,7 @@ def without_its_map(pod: Object) -> None:
 
 @pytest.mark.parametrize("name", WAITS)
 def test_a_pod_that_cannot_start_looks_as_recorded(real_node: RealNode, lease: str, name: str) -> None:
-    more, reasons = WAITS[name]
+    more, reasons, cause = WAITS[name]
     with on(real_node, change=without_its_map if name == "configuration-missing" else None) as site:
         job = start(site, lease, **more)
         for reason in reasons:
@@ -108,6 +156,7 @@ def test_a_pod_that_cannot_start_looks_as_recorded(real_node: RealNode, lease: s
 
             site.cluster.wait(waits, f"{job} cannot start: {reason}", interval=0.05)
             compare(site, name, job, reason)
+        told(site, lease, job, State.STARTING, cause)
 
 
 def test_a_program_that_is_killed_looks_as_recorded(real_node: RealNode, lease: str) -> None:
@@ -122,6 +171,7 @@ def test_a_program_that_is_killed_looks_as_recorded(real_node: RealNode, lease: 
         execute(site.cluster, pod, "python", "-c", KILL)
         site.cluster.wait(lambda: finished(site, job), f"{job} has ended")
         compare(site, "killed", job, "finished")
+        told(site, lease, job, State.FAILED, Cause.PROGRAM, "Error, exit code 137")
 
 
 KILL = """
@@ -140,11 +190,31 @@ def test_a_preempted_job_looks_as_recorded(real_node: RealNode, lease: str) -> N
         site.cluster.wait(lambda: jobs.condition(site.namespace.workload(job), "Evicted"), f"{job} is evicted")
         site.running(other)
         compare(site, "preempted", job, "terminating")
+        told(site, lease, job, State.STOPPING, Cause.PREEMPTED, "pods left: ")
         site.give_up(job)
         compare(site, "preempted", job, "gone")
+        told(site, lease, job, State.QUEUED, Cause.PREEMPTED)
         site.end(other)
         site.running(job, "1000002")
         compare(site, "preempted", job, "running again")
+        status = told(site, lease, job, State.RUNNING, None)
+        assert [(i.cause, i.count) for i in status.interruptions] == [(Cause.PREEMPTED, 1)]
+
+
+def test_a_preempted_job_that_fails_of_it_was_preempted(real_node: RealNode, lease: str) -> None:
+    """A rule by exit code, and a finalizer that has the Job controller see the pod's end: see test_attempts.py."""
+    with on(real_node, exit_code_rule=True) as site:
+        job = start(site, lease)
+        (pod,) = site.running(job)
+        name, finalizers = pod["metadata"]["name"], pod["metadata"]["finalizers"]
+        site.namespace.patch("Pod", name, {"metadata": {"finalizers": [*finalizers, "dispatch.test/seen"]}})
+        other = site.submit(priority="high")
+        get = site.namespace.get
+        site.cluster.wait(lambda: jobs.condition(get("Job", f"{job}-node-0"), "FailureTarget"), "the Job has seen it")
+        site.namespace.patch("Pod", name, {"metadata": {"finalizers": []}})
+        site.cluster.wait(lambda: jobs.condition(get("TrainJob", job), "Failed"), f"{job} has failed")
+        told(site, lease, job, State.FAILED, Cause.PREEMPTED, "Workload Evicted: Preempted: ")
+        site.end(other)
 
 
 def test_a_pod_that_is_evicted_looks_as_recorded(site: Site, lease: str) -> None:
@@ -155,6 +225,7 @@ def test_a_pod_that_is_evicted_looks_as_recorded(site: Site, lease: str) -> None
     site.cluster.api.request("POST", path("Pod", site.namespace.name, name, "eviction"), eviction)
     site.cluster.wait(lambda: finished(site, job), f"{job} has ended")
     compare(site, "evicted-through-the-api", job, "finished")
+    told(site, lease, job, State.FAILED, Cause.UNKNOWN, f"{name} has condition DisruptionTarget")
 
 
 def test_a_pod_that_fills_its_volume_looks_as_recorded(real_node: RealNode, lease: str) -> None:
@@ -167,6 +238,7 @@ def test_a_pod_that_fills_its_volume_looks_as_recorded(real_node: RealNode, leas
         job = start(site, lease, command=["python", "-c", fill])
         site.cluster.wait(lambda: finished(site, job), f"{job} has ended", 90)
         compare(site, "evicted-by-the-kubelet", job, "finished")
+        told(site, lease, job, State.FAILED, Cause.EVICTED, "Evicted: Usage of EmptyDir volume")
 
 
 def test_a_lost_node_looks_as_recorded_and_comes_back(real_node: RealNode, lease: str) -> None:
@@ -179,6 +251,7 @@ def test_a_lost_node_looks_as_recorded_and_comes_back(real_node: RealNode, lease
             "the pod is told to go",
         )
         compare(site, "node-lost", job, "lost")
+        told(site, lease, job, State.RUNNING, Cause.NODE_LOST, "node.kubernetes.io/unreachable")
         facts.check("node-lost", "node", lambda: facts.of_the_node(site.namespace))
         # Whatever the API server says: it runs.
         (run,) = site.runs(job)
@@ -187,4 +260,5 @@ def test_a_lost_node_looks_as_recorded_and_comes_back(real_node: RealNode, lease
         real_node.recover()
         site.cluster.wait(lambda: finished(site, job), f"{job} has ended")
         compare(site, "node-lost", job, "back")
+        told(site, lease, job, State.FAILED, Cause.NODE_LOST, "TaintManagerEviction: Marking for deletion")
         assert site.runs(job)[0].exit_code is None

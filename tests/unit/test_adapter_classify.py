@@ -138,7 +138,7 @@ def test_a_condition_without_words_is_still_true() -> None:
 
 
 def test_a_queued_job_says_what_kueue_says() -> None:
-    assert classify(Evidence(trainjob(suspend=True), [], WAITING)).detail == "couldn't assign flavors"
+    assert classify(Evidence(trainjob(suspend=True), [], WAITING)).detail == "Pending: couldn't assign flavors"
 
 
 def test_a_stopping_job_names_the_pods_that_are_left() -> None:
