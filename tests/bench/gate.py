@@ -92,16 +92,16 @@ def memory(cluster: Cluster, scale: float) -> Iterator[Figure]:
     size = int(10_000 * scale)
     with cluster.namespace() as namespace:
         with cluster.controller("empty", resync="5s", **PACKAGED) as gate:
-            passes(cluster, gate, 3, per_pass=1)
+            passes(cluster, 3, per_pass=1)
             yield "RSS leading an empty cluster", rss(gate), "≤ 40 MiB" if PACKAGED else "≤ 76 MiB"
         namespace.patch("LocalQueue", "lq", {"spec": {"stopPolicy": "Hold"}})  # Kueue leaves them alone
         progress(f"{size} Workloads of 6 KB are created")
         in_parallel(size, lambda number: namespace.create(big_workload(number)))
         length = len(str(namespace.list("Workload")[0]))
         with cluster.controller("full", resync="5s", **PACKAGED) as gate:
-            passes(cluster, gate, 1, per_pass=max(size // 100, 1))
+            passes(cluster, 1, per_pass=max(size // 100, 1))
             first = resources(gate)
-            passes(cluster, gate, 10, per_pass=max(size // 100, 1))
+            passes(cluster, 10, per_pass=max(size // 100, 1))
             aim = "≤ 64 MiB" if PACKAGED else "≤ 90 MiB"
             yield f"RSS, {size} Workloads of {length} bytes, after ten passes", rss(gate), aim
             yield (
@@ -124,8 +124,8 @@ def big_workload(number: int) -> Object:
     }
 
 
-def passes(cluster: Cluster, gate: Gate, count: int, *, per_pass: int) -> None:
-    """Waits until the gate has listed the Workloads `count` times more; a list has `per_pass` pages."""
+def passes(cluster: Cluster, count: int, *, per_pass: int) -> None:
+    """Waits until the gate that leads has listed the Workloads `count` times more; a list has `per_pass` pages."""
     since = cluster.audit_mark()
 
     def done() -> bool:
@@ -133,7 +133,7 @@ def passes(cluster: Cluster, gate: Gate, count: int, *, per_pass: int) -> None:
         lists = [e for e in events if e["verb"] == "list" and e.get("objectRef", {}).get("resource") == "workloads"]
         return len(lists) >= count * per_pass
 
-    cluster.wait(done, f"{count} passes of gate {gate.identity}", timeout=600, interval=2)
+    cluster.wait(done, f"{count} passes", timeout=600, interval=2)
 
 
 def rss(gate: Gate) -> str:

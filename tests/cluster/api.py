@@ -55,6 +55,8 @@ KINDS = {
     "Deployment": Resource("apps/v1", "deployments"),
     "Job": Resource("batch/v1", "jobs"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
+    "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "PriorityClass": Resource("scheduling.k8s.io/v1", "priorityclasses", namespaced=False),
     "Role": Resource(_RBAC, "roles"),
     "RoleBinding": Resource(_RBAC, "rolebindings"),

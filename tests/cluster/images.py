@@ -11,12 +11,14 @@ import platform
 import re
 import subprocess
 import sys
-import sysconfig
 import tarfile
+import tempfile
 from collections.abc import Iterable
 from typing import Any
 
-PAUSE, PYTHON = "dispatch-test/pause:local", "dispatch-test/python:local"
+from . import supervisor
+
+PAUSE, PYTHON, CONTROLLER = (f"dispatch-test/{name}:local" for name in ("pause", "python", "controller"))
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 # Parts of the standard library that no program here needs, and other people's packages.
 LEFT_OUT = {"__pycache__", "site-packages", "dist-packages", "test", "idlelib", "ensurepip", "turtledemo", "tkinter"}
@@ -35,33 +37,78 @@ def write_pause(archive: pathlib.Path, program: pathlib.Path) -> None:
 
 def write_python(archive: pathlib.Path) -> None:
     """The Python that runs this, as `python3` and `python`, with its standard library and no shell."""
-    prefix = pathlib.Path(sys.base_prefix).resolve()
-    program = prefix / "bin" / f"python{sysconfig.get_python_version()}"
-    binaries = [program.resolve()]
     with _Layer() as layer:
-        layer.folder("/tmp", 0o1777)
-        layer.file(str(program), program)  # in its own place, by which it finds its library
+        program = _put_python(layer, sys.executable, bytecode=False)
         for name in ("python3", "python"):
-            if pathlib.Path("/usr/bin", name) != program:
-                layer.link(f"/usr/bin/{name}", str(program))
-        for folder, below, names in os.walk(sysconfig.get_path("stdlib")):
-            below[:] = [name for name in below if name not in LEFT_OUT and not name.startswith("config-")]
-            for file in (pathlib.Path(folder, name) for name in names):
-                layer.file(str(file), file)
-                if file.suffix == ".so":
-                    binaries.append(file)
-        for library in _libraries(binaries):
-            layer.file(library, pathlib.Path(library))
+            layer.link(f"/usr/bin/{name}", program)
         for path, text in ACCOUNTS.items():
             layer.text(path, text)
     environment = ["PATH=/usr/bin", "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1", "LANG=C.UTF-8"]
     _save(archive, PYTHON, layer, {"Env": environment, "Entrypoint": ["/usr/bin/python3"], "WorkingDir": "/"})
 
 
+def write_controller(archive: pathlib.Path, zipapp: pathlib.Path, python: str) -> None:
+    """What the Dockerfile makes, with `python`, a 3.13 of this machine, at the place of the one in its base."""
+    dockerfile = (supervisor.ROOT / "Dockerfile").read_text()
+    user, entrypoint = (re.findall(rf"^{word} (.*)$", dockerfile, re.MULTILINE)[-1] for word in ("USER", "ENTRYPOINT"))
+    argv = json.loads(entrypoint)
+    with _Layer() as layer:
+        layer.folder("/tmp", 0o1777)
+        program = _put_python(layer, python, bytecode=True)
+        if argv[0] != program:
+            raise ValueError(f"the image starts {argv[0]}, and {python} is none")
+        layer.file(argv[-1], zipapp)
+        for path, text in ACCOUNTS.items():
+            layer.text(path, text)
+    config = {"Env": ["PATH=/usr/bin", "LANG=C.UTF-8"], "Entrypoint": argv, "User": user, "WorkingDir": "/"}
+    _save(archive, CONTROLLER, layer, config)
+
+
+_WHERE = """
+import json, sys, sysconfig
+print(json.dumps([sys.base_prefix, sysconfig.get_path("stdlib"), sysconfig.get_python_version()]))
+"""
+
+
+def _put_python(layer: _Layer, python: str, *, bytecode: bool) -> str:
+    """Puts an interpreter into /usr/bin, its standard library beside it, and what both load; returns its path there.
+
+    The bytecode is made as the Dockerfile makes it.
+    """
+    told = subprocess.run([python, "-I", "-c", _WHERE], check=True, capture_output=True, text=True).stdout
+    base, library, version = json.loads(told)
+    prefix, stdlib = pathlib.Path(base).resolve(), pathlib.Path(library).resolve()
+    place = pathlib.Path("/usr") / stdlib.relative_to(prefix)
+    program = (prefix / f"bin/python{version}").resolve()
+    layer.file(f"/usr/bin/python{version}", program)
+    binaries = [program]
+    for folder, below, names in os.walk(stdlib):
+        below[:] = [name for name in below if name not in LEFT_OUT and not name.startswith("config-")]
+        for file in (pathlib.Path(folder, name) for name in names):
+            layer.file(str(place / file.relative_to(stdlib)), file)
+            if file.suffix == ".so":
+                binaries.append(file)
+    for shared in _libraries(binaries):
+        layer.file(shared, pathlib.Path(shared))
+    if bytecode:
+        with tempfile.TemporaryDirectory(prefix="dispatch-bytecode-") as cache:
+            compileall = ["-B", "-X", f"pycache_prefix={cache}", "-W", "ignore", "-m", "compileall", "-q"]
+            where = ["--invalidation-mode", "checked-hash", "-s", str(stdlib), "-p", str(place), str(stdlib)]
+            out = "|".join(LEFT_OUT)
+            subprocess.run([python, "-I", *compileall, "-x", rf"/({out}|config-[^/]*)/", *where], check=True)
+            made = pathlib.Path(cache, str(stdlib).lstrip("/"))
+            for file in made.rglob("*.pyc"):
+                layer.file(str(place / file.relative_to(made).parent / "__pycache__" / file.name), file)
+    return f"/usr/bin/python{version}"
+
+
 def _libraries(programs: Iterable[pathlib.Path]) -> set[str]:
     """The shared libraries that programs are loaded with, the loader among them, by the paths that it looks for."""
-    found = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True).stdout
-    return set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", found, re.MULTILINE))
+    printed = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True).stdout
+    found = set(re.findall(r"(?:=> |^\s+)(/\S+) \(0x", printed, re.MULTILINE))
+    # The C library loads this one when a thread ends, as a daemon thread does when Python ends, and aborts without it.
+    unwinders = (pathlib.Path(library).with_name("libgcc_s.so.1") for library in found)
+    return found | {str(path) for path in unwinders if path.exists()}
 
 
 class _Layer:

@@ -40,6 +40,7 @@ SETTINGS = {
 PLACES = {"/var/log": "log", "/var/lib/kubelet": "kubelet", "/var/lib/cni": "cni-cache"}
 
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCBRADDBR = 0x8916, 0x891C, 0x8913, 0x8914, 0x89A0
+SIOCSIFHWADDR, ARPHRD_ETHER, HARDWARE_ADDRESS = 0x8924, 1, b"\x02\0\0\0\0\x01"  # of nobody: a local one
 IFF_UP = 1
 
 
@@ -89,6 +90,8 @@ def network() -> None:
         _interface(control, "lo")
         _interface(control, "lo:0", SERVICE_ADDRESS, "255.255.255.255")
         fcntl.ioctl(control, SIOCBRADDBR, BRIDGE.encode() + b"\0")
+        # Of its own: else it is one of a pod's, and when that one goes, the others send into the void for a minute.
+        fcntl.ioctl(control, SIOCSIFHWADDR, struct.pack("16sH6s16x", BRIDGE.encode(), ARPHRD_ETHER, HARDWARE_ADDRESS))
         _interface(control, BRIDGE, BRIDGE_ADDRESS, "255.255.255.0")
 
 

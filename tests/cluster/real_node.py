@@ -94,6 +94,7 @@ class RealNode:
         self.cluster = cluster
         self.folder = cluster.folder / NAME
         self.shared = self.folder / "shared"  # for hostPath volumes: the rest of this machine is read-only to the node
+        self._containerd_binaries = pathlib.Path()
 
     def join(self, programs: Mapping[str, pathlib.Path], progress: build.Progress) -> None:
         """Starts it; returns when it is Ready. Raises what a wait of the cluster raises."""
@@ -121,6 +122,14 @@ class RealNode:
         self.cluster.start(KUBELET)
         self.cluster.nodes.wait_ready(NAME)
 
+    def load(self, archive: pathlib.Path) -> None:
+        """Gives it an image, from an archive, which is removed."""
+        argv = [str(self._containerd_binaries / "ctr"), "--address", _containerd(self.cluster.processes)]
+        subprocess.run(
+            [*argv, "--namespace", "k8s.io", "images", "import", str(archive)], check=True, capture_output=True
+        )
+        archive.unlink()
+
     def _write(self, name: str, text: str) -> str:
         (self.folder / name).write_text(text)
         return str(self.folder / name)
@@ -141,16 +150,14 @@ class RealNode:
 
     def _start_containerd(self, programs: Mapping[str, pathlib.Path]) -> None:
         """And gives it the images."""
-        processes, binaries = self.cluster.processes, programs["containerd"] / "bin"
+        self._containerd_binaries = binaries = programs["containerd"] / "bin"
         config = self._write("containerd.toml", self._containerd_config(programs))
         path = f"{binaries}:{programs['runc']}/bin:{os.environ['PATH']}"  # for its shim, and for `unfiltered`
         argv = [str(binaries / "containerd"), "--config", config]
-        processes.start(CONTAINERD, argv, {**self._environment(), "PATH": path}, inside=MACHINE)
+        self.cluster.processes.start(CONTAINERD, argv, {**self._environment(), "PATH": path}, inside=MACHINE)
         self.cluster.ready(CONTAINERD)
         for archive in sorted((self.folder / "images").iterdir()):
-            argv = [str(binaries / "ctr"), "--address", _containerd(processes), "--namespace", "k8s.io"]
-            subprocess.run([*argv, "images", "import", str(archive)], check=True, capture_output=True)
-            archive.unlink()
+            self.load(archive)
 
     def _start_kubelet(self, programs: Mapping[str, pathlib.Path], cgroup: str) -> None:
         self._write("resolv.conf", "")  # pods ask no name server

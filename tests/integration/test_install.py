@@ -11,56 +11,32 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
-from tests import jobs, packaged
-from tests.cluster import api
-from tests.cluster.api import ApiError, Object, Resource
+from tests import installed, jobs, packaged
+from tests.cluster.api import ApiError, Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.gate import NAMESPACE
+from tests.installed import NAME, documents
 from tests.integration.test_package import in_a_pod
 
 ROOT = packaged.ROOT
-NAME = "dispatch-admission"
-MORE_KINDS = {
-    "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
-    "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
-}
 
 
-def documents(file: str) -> list[Object]:
-    found: list[Object] = list(yaml.safe_load_all((ROOT / file).read_text()))
-    return found
-
-
-@pytest.fixture
-def installed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Object]]:
-    """What the API server made of each object of manifest.yaml. It is gone after the test."""
-    for kind, resource in MORE_KINDS.items():
-        monkeypatch.setitem(api.KINDS, kind, resource)
-    yield [cluster.apply(obj) for obj in documents("manifest.yaml")]
-    for kind in ("Deployment", "PodDisruptionBudget", "NetworkPolicy"):
-        cluster.delete(kind, NAME, NAMESPACE)
-    cluster.delete("AdmissionCheck", NAME)
-    labels = {"pod-security.kubernetes.io/enforce": None, "pod-security.kubernetes.io/warn": None}
-    cluster.patch("Namespace", NAMESPACE, None, {"metadata": {"labels": labels}})
-    cluster.wait(lambda: not cluster.list("Pod", NAMESPACE), "its pods are gone")
-
-
-def running(cluster: Cluster) -> list[Object]:
-    """The Deployment's pods that run."""
-    pods = cluster.list("Pod", NAMESPACE, labels=f"app={NAME}")
-    return [pod for pod in pods if pod["status"].get("phase") == "Running"]
+@pytest.fixture(name="manifest")
+def _manifest(cluster: Cluster) -> Iterator[list[Object]]:
+    """What the API server made of each object of manifest.yaml."""
+    with installed.on(cluster) as made:
+        yield made
 
 
 def test_the_manifest_is_accepted_whole_and_its_pods_run_under_restricted(
-    cluster: Cluster, installed: list[Object]
+    cluster: Cluster, manifest: list[Object]
 ) -> None:
-    assert [made["kind"] for made in installed] == [obj["kind"] for obj in documents("manifest.yaml")]
-    for sent, made in zip(documents("manifest.yaml"), installed, strict=True):
+    assert [made["kind"] for made in manifest] == [obj["kind"] for obj in documents("manifest.yaml")]
+    for sent, made in zip(documents("manifest.yaml"), manifest, strict=True):
         for key in sent.keys() - {"metadata"}:
             assert covers(made[key], sent[key]), f"{sent['kind']}: the API server dropped something of {key}"
-    pods = cluster.wait(lambda: found if len(found := running(cluster)) == 2 else None, "two pods run")
+    pods = cluster.wait(lambda: found if len(found := installed.running(cluster)) == 2 else None, "two pods run")
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 2
     cluster.wait(
         lambda: cluster.get("PodDisruptionBudget", NAME, NAMESPACE)["status"].get("disruptionsAllowed") == 1,
@@ -86,9 +62,9 @@ def covers(made: Any, sent: Any) -> bool:
 
 
 def test_with_the_trimmed_role_it_leads_and_admits(
-    cluster: Cluster, installed: list[Object], zipapp: pathlib.Path
+    cluster: Cluster, manifest: list[Object], zipapp: pathlib.Path
 ) -> None:
-    assert installed
+    assert manifest
     for obj in documents("examples/admission-role.yaml"):
         cluster.apply(obj)
     pod = in_a_pod(cluster)
@@ -104,7 +80,6 @@ def test_with_the_trimmed_role_it_leads_and_admits(
     finally:
         cluster.delete("Role", NAME, NAMESPACE)
         cluster.delete("RoleBinding", NAME, NAMESPACE)
-        cluster.delete("Lease", NAME, NAMESPACE)
         cluster.apply(next(obj for obj in documents("manifest.yaml") if obj["kind"] == "ClusterRole"))
 
 
