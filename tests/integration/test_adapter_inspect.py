@@ -430,7 +430,8 @@ def test_the_gates_wait_is_told(cluster: Cluster) -> None:
         cluster.pods.stick(pod)
         other = jobs.preempt(world.namespace, handle.name, cpu="4")
         world.namespace.delete("TrainJob", other)
-        status = told(world, handle, State.STOPPING, None, f"pods left: {pod['metadata']['name']}")
+        status = told(world, handle, State.STOPPING, Cause.PREEMPTED, "waiting for 1 pods of the earlier attempt")
+        assert "Workload Preempted: Previously: Preempted to accommodate" in status.detail
         assert (status.admission, status.ungated) == (1, False)
         go(world, pod)
         assert told(world, handle, State.RUNNING, None).admission == 2

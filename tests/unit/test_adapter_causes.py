@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 import adapter
 from adapter import Answer, Cause, Evidence, Fault, State, classify
 from tests import causes
-from tests.unit.test_adapter_classify import ADMITTED, EVICTED, HANDLE, NOW, Object, condition, trainjob, workload
+from tests.unit.test_adapter_classify import (
+    _JSON,
+    ADMITTED,
+    EVICTED,
+    HANDLE,
+    NOW,
+    Object,
+    condition,
+    trainjob,
+    workload,
+)
 
 EPOCH, ADMISSION = "dispatch.phpboyscout.uk/epoch", "dispatch.phpboyscout.uk/admission"
 RANK, RESTART = "batch.kubernetes.io/job-completion-index", "jobset.sigs.k8s.io/restart-attempt"
@@ -298,6 +308,18 @@ def test_a_job_that_waits_for_the_gate_says_for_what() -> None:
     reserved = {"status": {"conditions": [condition("QuotaReserved")], "admissionChecks": [check]}}
     verdict = classify(Evidence(SUSPENDED, [], reserved))
     assert (verdict.state, verdict.detail) == (State.QUEUED, f"check c: Pending: {check['message']}")
+
+
+def test_a_preempted_job_that_has_quota_again_is_still_preempted_until_it_is_admitted() -> None:
+    message = "Previously: Preempted to accommodate a workload"
+    was = [condition(kind, "QuotaReserved", message, status="False") for kind in ("Evicted", "Preempted")]
+    waits, left = {"status": {"conditions": [condition("QuotaReserved"), *was]}}, [pod()]
+    assert classify(Evidence(SUSPENDED, [], waits)).cause is Cause.PREEMPTED
+    assert classify(Evidence(SUSPENDED, left, waits)).cause is Cause.PREEMPTED
+    other = {"status": {"conditions": [condition("QuotaReserved"), was[0]]}}  # of that only Kueue's words are left
+    assert classify(Evidence(SUSPENDED, [], other)).cause is None
+    admitted = {"status": {"conditions": [*ADMITTED["status"]["conditions"], *was]}}
+    assert classify(Evidence(trainjob(), [pod()], admitted)).cause is None
 
 
 def test_a_held_job_whose_quota_is_reserved_says_what_to_do() -> None:
@@ -718,3 +740,30 @@ def test_a_cause_is_waited_for_while_pods_end_or_nothing_tells(job: Object, pods
 def test_a_failure_of_long_ago_or_without_a_time_is_not_waited_for(when: Any) -> None:
     job = trainjob({**condition("Failed", "FailedJobs"), "lastTransitionTime": when})
     assert not adapter.unsettled(Evidence(job), NOW)
+
+
+def corrupted(value: Any, place: int, junk: object) -> tuple[Any, int]:
+    """A copy of JSON with junk in the place of what comes at `place` in it; how many places it had."""
+    if place == 0:
+        return junk, 1
+    count = 1
+    if isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        value = value.copy()
+        for key in keys:
+            value[key], size = corrupted(value[key], place - count, junk)
+            count += size
+    return value, count
+
+
+@given(_ANY, st.lists(st.tuples(st.integers(0, 400), _JSON), min_size=1, max_size=4))
+def test_evidence_with_junk_in_any_place_has_a_state(evidence: Evidence, junk: list[tuple[int, Any]]) -> None:
+    objects = [evidence.trainjob, evidence.workload, *evidence.pods, *evidence.seen, *evidence.jobs]
+    parts: Any = [*objects, *(evidence.events or ())]
+    for place, value in junk:
+        parts, _ = corrupted(parts, place + 1, value)
+    job, of_kueue, *rest = [part if isinstance(part, dict) else {} for part in parts] if len(parts) > 1 else [{}, {}]
+    broken = Evidence(job, rest[:3], of_kueue, rest, rest, evidence.nodes, rest, rest)
+    assert adapter.status_of(HANDLE, broken, NOW).cause is classify(broken).cause
+    assert set(adapter.wants(broken)) <= set(adapter.FURTHER)
+    adapter.unsettled(broken, NOW)

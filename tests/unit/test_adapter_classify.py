@@ -193,7 +193,13 @@ _JSON = st.recursive(
 _OBJECT = st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), _JSON)
 
 
-@given(st.none() | _OBJECT, st.lists(_OBJECT, max_size=3), st.none() | _OBJECT)
-def test_any_json_has_a_state(job: Object | None, pods: list[Object], of_kueue: Object | None) -> None:
-    evidence = Evidence(job, pods, of_kueue)
+_OBJECTS = st.lists(_OBJECT, max_size=3)
+
+
+@given(st.none() | _OBJECT, st.none() | _OBJECT, st.lists(_OBJECTS, min_size=5, max_size=5))
+def test_any_json_has_a_state(job: Object | None, of_kueue: Object | None, more: list[list[Object]]) -> None:
+    pods, jobs, queues, events, seen = more
+    evidence = Evidence(job, pods, of_kueue, jobs, queues, {"n": None}, events, seen)
     assert adapter.status_of(HANDLE, evidence, NOW).state is classify(evidence).state
+    assert set(adapter.wants(evidence)) <= set(adapter.FURTHER)
+    assert adapter.unsettled(evidence, NOW) in (True, False)
