@@ -32,27 +32,33 @@ JobSet v0.12 (v1alpha2) and, in Kueue mode, Kueue v0.20 (v1beta2).
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
 import datetime
 import email.utils
 import hashlib
+import heapq
+import itertools
 import json
 import math
 import os
+import queue
 import random
 import re
+import socket
 import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Never, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Protocol, TypeVar
 
 import urllib3
 import yaml
@@ -92,6 +98,7 @@ KUEUE_MANAGER = "kueue.x-k8s.io/manager"  # Kueue's entry in spec.runtimePatches
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"  # JobSet's label on its Jobs and pods
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"  # the same
 RESTART = "jobset.sigs.k8s.io/restart-attempt"  # the same: how often the JobSet has restarted within one admission
+REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"  # the same: the name of the replicated job
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"  # a node's taint: an administrator says that the machine is off
 UNREACHABLE_NODE = "node.kubernetes.io/unreachable"  # the node controller's taint on a node that it does not hear of
 RANK = "batch.kubernetes.io/job-completion-index"  # the Job controller's annotation on an indexed Job's pods
@@ -519,18 +526,38 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, in camelCase; times as RFC 3339."""
+        return dict(_plain(self))
 
-        def plain(value: Any) -> Any:
-            if isinstance(value, datetime.datetime):
-                return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            if isinstance(value, tuple):
-                return [plain(item) for item in value]
-            if dataclasses.is_dataclass(value):
-                return {_camel(f.name): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-            return value
 
-        result: dict[str, Any] = plain(self)
-        return result
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line that a job's program printed."""
+
+    rank: int | None
+    admission: int | None
+    restart: int | None
+    time: datetime.datetime  # by the node's clock
+    text: str  # without its line end; bytes that are not UTF-8 are lone surrogates: `surrogateescape` gives them back
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields; the time as RFC 3339."""
+        return dict(_plain(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Lines of one rank may be missing here, which nobody can read any more."""
+
+    rank: int | None
+    admission: int | None
+    restart: int | None
+    since: datetime.datetime | None  # of the last line before; None: there was none
+    until: datetime.datetime | None  # of the first line after; None: there is none
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields; times as RFC 3339."""
+        return dict(_plain(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -770,6 +797,17 @@ def _without_defaults(value: Any) -> dict[str, Any]:
             plain[name] = list(item) if isinstance(item, tuple) else dict(item)
     defaults = {f.name: f.default for f in dataclasses.fields(value)}
     return {k: v for k, v in plain.items() if v not in (None, [], {}) and v != defaults[k]}
+
+
+def _plain(value: Any) -> Any:
+    """What is found out about a job, as JSON: all fields in camelCase, times as RFC 3339."""
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {_camel(f.name): _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return value
 
 
 def _camel(name: str) -> str:
@@ -1717,6 +1755,82 @@ def status_of(handle: Handle, evidence: Evidence, now: datetime.datetime) -> Sta
     )
 
 
+# ======================================================================================================================
+# Decisions: what a watch keeps, and what a log line says
+# ======================================================================================================================
+
+_STEPS = {State.STARTING: 1, State.RUNNING: 2, State.STOPPING: 3}
+_UNREAD = {  # of an object, wherever it stands: no decision reads it, and it is large
+    *("managedFields", "kubectl.kubernetes.io/last-applied-configuration", "podSets", "containers", "initContainers"),
+    *("trainer", "volumes", "volumeMounts", "resources", "allocatedResources", "affinity", "tolerations", "user"),
+}
+_STAMP = re.compile(rb"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8})(?:\.([0-9]{1,9}))?(Z|[-+][0-9]{2}:[0-9]{2}) ")
+_Stamp = tuple[datetime.datetime, int]  # a time, and its nanoseconds after the last microsecond
+
+
+def stage_of(status: Status, before: tuple[int, int]) -> tuple[int, int]:
+    """The epoch, and how far the job has come in it: 1 starting, 2 running, 3 stopping, 4 not any more; 0 not yet."""
+    epoch = status.epoch if status.epoch is not None else before[0]
+    reached = before[1] if before[0] == epoch else 0
+    return epoch, _STEPS.get(status.state, 4 if reached or status.final else 0)
+
+
+def latest_attempt(pods: Sequence[Object]) -> tuple[Object, ...]:
+    """Of these pods, those with the highest epoch, and in it of the last restart."""
+    keys = [(_count(_annotations(pod).get(EPOCH)) or 0, _count(_labels(pod).get(RESTART)) or 0) for pod in pods]
+    return tuple(pod for pod, key in zip(pods, keys, strict=True) if key == max(keys))
+
+
+def job_of(kind: str, obj: object) -> str:
+    """The name of the TrainJob that an object belongs to; empty when it is none of dispatch's."""
+    labels = _labels(obj)
+    name = f"dj-{labels.get(JOB)}-s{labels.get(SUBMISSION)}"
+    if kind == "Workload":
+        owners = [o for o in _objects(_at(obj, "metadata", "ownerReferences")) if o.get("kind") == "TrainJob"]
+        name = str(owners[0].get("name")) if owners else ""
+    elif kind == "TrainJob" and name != _name(obj):
+        name = ""
+    return name if JOB_NAME.fullmatch(name) else ""
+
+
+def slim(value: Any) -> Any:
+    """An object without what is never read, and with each word once in memory: a watch keeps thousands of them."""
+    if isinstance(value, dict):
+        return {sys.intern(key): slim(item) for key, item in value.items() if key not in _UNREAD}
+    if isinstance(value, list):
+        return [slim(item) for item in value]
+    return sys.intern(value) if isinstance(value, str) and len(value) < 100 else value
+
+
+def rank_of(pod: object) -> int | None:
+    """A pod's rank; None when it is none of those that train."""
+    trains = _labels(pod).get(REPLICATED_JOB) == TRAINER_JOB
+    return _count(_annotations(pod).get(RANK)) if trains else None
+
+
+def container_of(pod: object) -> tuple[int, bool]:
+    """Which of a pod's trainer containers has run last, by how often it was restarted before, and whether it runs.
+
+    -1: none has.
+    """
+    statuses = _objects(_at(pod, "status", "containerStatuses"))
+    status = next((s for s in statuses if s.get("name") == TRAINER_CONTAINER), None)
+    runs = _at(status, "state", "running") is not None
+    has_run = runs or _at(status, "state", "terminated") or _at(status, "lastState", "terminated")
+    count = _at(status, "restartCount") or 0
+    return (count if has_run and isinstance(count, int) else -1), runs
+
+
+def stamped(line: bytes) -> tuple[_Stamp, str]:
+    """The time and the text of a log line. NoAnswer: it has no time, so it is the kubelet's word on what went wrong."""
+    match = _STAMP.match(line)
+    if match is None:
+        raise NoAnswer(f"instead of a line came {line[:200].decode(errors='replace')!r}")
+    at = datetime.datetime.fromisoformat((match[1] + match[3]).decode()).astimezone(datetime.UTC)
+    microseconds, rest = divmod(int((match[2] or b"0").ljust(9, b"0")), 1000)
+    return (at.replace(microsecond=microseconds), rest), line[match.end() :].decode(errors="surrogateescape")
+
+
 # --- reading JSON that anybody may have written
 
 
@@ -1915,36 +2029,47 @@ class Connection:
             if not token:
                 return
 
-    def watch(self, path: str, query: Query, version: str, until: float) -> Iterator[dict[str, Any]]:
+    def watch(
+        self, path: str, query: Query, version: str, until: float, opened: Callable[[Any], object] | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yields one connection's watch events after `version`, bookmarks too, to `until` (monotonic) or its end.
 
         Raises ApiError (410: the version is too old, list again) and NoAnswer (cut, or silent for SILENCE seconds).
         """
         left = max(until - time.monotonic(), 1.0)
         options = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(math.ceil(left))}
+        query = {**(query or {}), **options, "resourceVersion": version}
+        with contextlib.closing(self.stream(path, query, timeout=min(self.SILENCE, left + 5.0), opened=opened)) as body:
+            for line in _lines(body):
+                try:
+                    event = json.loads(line)
+                except ValueError as error:
+                    raise NoAnswer(f"watch {path}: {error}") from error
+                if event.get("type") == "ERROR":
+                    raise _status_error(event.get("object") or {}, 0.0)
+                yield event
+                if time.monotonic() > until:
+                    return
+
+    def stream(
+        self, path: str, query: Query, *, timeout: float = SILENCE, opened: Callable[[Any], object] | None = None
+    ) -> Generator[bytes]:
+        """Yields the body of a GET's answer as it comes. `opened` is given the urllib3 response when that begins.
+
+        `timeout`, in seconds, bounds each silence. Raises ApiError and NoAnswer.
+        """
         try:
-            response = self._send(
-                "GET",
-                path,
-                {**(query or {}), **options, "resourceVersion": version},
-                None,
-                min(self.SILENCE, left + 5.0),
-                stream=True,
-            )
+            response = self._send("GET", path, query, None, timeout, stream=True)
             try:
                 if response.status != 200:
                     raise _api_error(response)
-                for line in _lines(response.stream(2**16)):
-                    event = json.loads(line)
-                    if event.get("type") == "ERROR":
-                        raise _status_error(event.get("object") or {}, 0.0)
-                    yield event
-                    if time.monotonic() > until:
-                        return
+                if opened is not None:
+                    opened(response)
+                yield from response.stream(2**16)
             finally:
                 response.close()
         except (urllib3.exceptions.HTTPError, OSError, ValueError, ConfigException) as error:
-            raise NoAnswer(f"watch {path}: {error}") from error
+            raise NoAnswer(f"GET {path}: {error}") from error
 
     def _send(self, method: str, path: str, query: Query, body: object, timeout: float, *, stream: bool) -> Any:
         response = self._send_once(method, path, query, body, timeout, stream)
@@ -2103,6 +2228,17 @@ def read_dated(api: Connection, path: str, query: Query = None) -> tuple[Object 
     return _or_none(dated, path, query), dated.now
 
 
+class _Quick(Connection):
+    """Asks once, and gives up soon: for who must not be kept waiting."""
+
+    def __init__(self, api: Connection) -> None:
+        super().__init__(api._client, api._renew)
+
+    def read(self, path: str, query: Query = None, *, patience: float = 0.0) -> dict[str, Any]:
+        del patience
+        return self.request("GET", path, query, timeout=1.0)
+
+
 def create_trainjob(api: Connection, trainjob: Object, *, dry_run: bool = False) -> Object:
     """Creates a TrainJob, or only has the server say what it would make of it; returns it as the server has it."""
     namespace = segment(trainjob["metadata"]["namespace"])
@@ -2155,6 +2291,55 @@ def list_pods(api: Connection, namespace: str, selector: str) -> list[Object]:
 def list_workloads(api: Connection, namespace: str, uid: str) -> list[Object]:
     """The Workloads of the job with this UID: one, or none yet."""
     return _all(api, f"{KUEUE}/namespaces/{segment(namespace)}/workloads", f"{JOB_UID}={uid}")
+
+
+BEGIN = 10.0  # seconds for which the beginning of an answer with log lines is waited for
+
+
+def _socket(response: Any) -> Any:
+    """What an answer comes over; None when it has been read to its end."""
+    return getattr(response.connection, "sock", None)
+
+
+def watched(namespace: str, handle: Handle | None, *, kueue: bool) -> dict[str, tuple[str, str]]:
+    """Path and label selector, by kind, of what tells the state of one job, or of all in the namespace."""
+    scope, selector = f"/namespaces/{segment(namespace)}", _selector(handle.name) if handle else JOB
+    found = {
+        "TrainJob": (f"{TRAINER}{scope}/trainjobs", f"{selector},!{PROBE}"),
+        "Pod": (f"{CORE}{scope}/pods", selector),
+        "Workload": (f"{KUEUE}{scope}/workloads", f"{JOB_UID}={handle.uid}" if handle else JOB_UID),
+    }
+    return {kind: where for kind, where in found.items() if kueue or kind != "Workload"}
+
+
+def read_log(
+    api: Connection, pod: Object, query: Query, opened: Callable[[Any], object] | None = None
+) -> Generator[tuple[bytes, bool]]:
+    """The lines that a pod's trainer container printed, each with its time before it, as they come; are they whole?
+
+    Only the last can be part of one. The answer may not begin before the first line, so not to answer is no failure;
+    but what has not begun cannot be cut, so that is not waited for as long as for the next line.
+    """
+
+    def begun(response: Any) -> None:
+        if (sock := _socket(response)) is not None:
+            sock.settimeout(Connection.SILENCE)
+        if opened is not None:
+            opened(response)
+
+    metadata = pod["metadata"]
+    path = f"{CORE}/namespaces/{segment(metadata['namespace'])}/pods/{segment(metadata['name'])}/log"
+    query = {"container": TRAINER_CONTAINER, "timestamps": "true", **(query or {})}
+    rest: list[bytes] = []
+    with contextlib.closing(api.stream(path, query, timeout=BEGIN, opened=begun)) as body:
+        for chunk in body:
+            first, *more = chunk.split(b"\n")
+            rest.append(first)
+            for piece in more:
+                yield b"".join(rest), True
+                rest = [piece]
+    if line := b"".join(rest):
+        yield line, False
 
 
 def read_queues(api: Connection, namespace: str, name: str) -> list[Object]:
@@ -2303,6 +2488,640 @@ def _explanation(error: ApiError, what: str) -> DispatchError:
             return Unreachable(f"{what}: the API server failed: {text}: try again")
         case _:
             return Invalid(f"{what}: the cluster refuses it: {text}")
+
+
+# ======================================================================================================================
+# What goes on: watch and output
+# ======================================================================================================================
+
+T_co = TypeVar("T_co", covariant=True)
+_Take = Callable[[str, str, str, "Object | None"], None]  # kind, job and name of an object
+_OnPod = Callable[[str, "Object | None"], None]
+_Ordered = tuple[datetime.datetime, "Line | Gap"]  # of one rank, never before the one before
+
+WATCH = 300.0  # seconds for which one watch connection is asked for
+UNREACHABLE_AFTER = 60.0  # seconds without a connection after which a watch gives up
+STALE = 2.0  # seconds for which a connection may be lost before a status says so
+TOGETHER = 0.2  # seconds within which lines of several ranks are put in the order of their times
+DRAIN = 3.0  # seconds for which a log is still read when its pod is gone
+LOG_PATIENCE = 20.0  # seconds for which a log is tried once nothing more will follow, or is not to be followed
+
+
+class Live(Iterator[T]):
+    """What `watch` and `output` return: an iterator that waits for what comes next.
+
+    `close`, or the end of its `with` block, ends it within a second, in whichever thread it waits. So does dropping it.
+    """
+
+    def __init__(self, source: _Source[T]) -> None:
+        self._source = source
+        self._close = weakref.finalize(self, source.close)
+
+    def __next__(self) -> T:
+        try:
+            return self._source.next()
+        except (StopIteration, DispatchError):
+            self._close()
+            raise
+
+    def close(self) -> None:
+        """Ends it. Twice is fine."""
+        self._close()
+
+    def __enter__(self) -> Live[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+
+class _Source(Protocol[T_co]):
+    def next(self) -> T_co: ...
+
+    def close(self) -> None: ...
+
+
+class _Streams:
+    """The answers that are being read, such that another thread can end them."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def opened(self, response: Any) -> None:
+        with self._lock:
+            self._open.add(response)
+        if self.closed.is_set():
+            cut(response)
+
+    def close(self) -> None:
+        self.closed.set()
+        with self._lock:
+            responses = list(self._open)
+        for response in responses:
+            cut(response)
+
+
+def cut(response: Any) -> None:
+    """Ends an answer that another thread is reading."""
+    if (sock := _socket(response)) is not None:
+        with contextlib.suppress(OSError):  # the TLS socket's own method drops the state that the reader still uses
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class _Kind(threading.Thread):
+    """Keeps up with the objects of one kind: lists them, watches them, and lists them again when it has missed some.
+
+    One connection at a time. `take` is given kind, job and name of each object of a job's that is new, changed, or gone
+    (then None), as soon as that is known; and no job when a list is complete.
+    """
+
+    def __init__(self, api: Connection, kind: str, where: tuple[str, str], streams: _Streams, take: _Take) -> None:
+        super().__init__(daemon=True, name=f"watch {where[0]}")
+        self._api, self._kind, self._streams, self._take = api, kind, streams, take
+        self._path, self._query = where[0], {"labelSelector": where[1]}
+        self._known: dict[str, tuple[str, str]] = {}  # version and job of each object that was taken, by its name
+        self.listed = False
+        self.lost: float | None = time.monotonic()  # since when there is no connection (monotonic)
+        self.proof = _now()  # when there was one last
+        self.error: ApiError | NoAnswer = NoAnswer(f"GET {where[0]}: not answered yet")
+
+    def run(self) -> None:
+        closed, version, delay = self._streams.closed, "", 0.1
+        while not closed.is_set():
+            pause, began = delay * random.uniform(0.5, 1.5), time.monotonic()
+            try:
+                version = version or self._list()
+                until = began + (WATCH if self.lost is None else 5.0)  # short: then one that stalls is noticed soon
+                for event in self._api.watch(self._path, self._query, version, until, self._opened):
+                    version, delay = self._event(event) or version, 0.1
+                pause = 0.0 if time.monotonic() > began + 1.0 else pause
+            except (ApiError, NoAnswer) as error:
+                self.error, self.lost = error, self.lost or time.monotonic()
+                if isinstance(error, ApiError):
+                    pause = max(pause, min(error.retry_after, 30.0))
+                    version = "" if error.status == 410 else version
+            closed.wait(pause)
+            delay = min(2 * delay, 5.0)
+
+    def _opened(self, response: Any) -> None:
+        self._streams.opened(response)
+        self._reached()
+
+    def _reached(self) -> None:
+        self.lost, self.proof = None, _now()
+
+    def _event(self, event: Object) -> str:
+        """Takes a watch event; returns the version reached."""
+        self._reached()
+        obj = event.get("object") or {}
+        if event.get("type") in ("ADDED", "MODIFIED"):
+            self._changed(obj)
+        elif event.get("type") == "DELETED":
+            self._gone(_name(obj))
+        return str(_at(obj, "metadata", "resourceVersion") or "")
+
+    def _list(self) -> str:
+        """Takes what is new, and what is gone; returns the version to watch from."""
+        gone, version = set(self._known), ""
+        for objects, of_the_list in self._api.pages(self._path, self._query):
+            self._reached()
+            version = of_the_list
+            for obj in objects:
+                gone.discard(_name(obj))
+                self._changed(obj)
+        for name in gone:
+            self._gone(name)
+        self.listed = True
+        self._take(self._kind, "", "", None)
+        return version
+
+    def _changed(self, obj: Object) -> None:
+        name, version, job = _name(obj), str(_at(obj, "metadata", "resourceVersion")), job_of(self._kind, obj)
+        if job and self._known.get(name) != (version, job):
+            self._known[name] = version, job
+            self._take(self._kind, job, name, slim(obj))
+
+    def _gone(self, name: str) -> None:
+        if known := self._known.pop(name, None):
+            self._take(self._kind, known[1], name, None)
+
+
+@dataclass(slots=True)
+class _Job:
+    """What a watch knows about one job."""
+
+    trainjob: Object | None = None
+    pods: dict[str, Object] = field(default_factory=dict)
+    workloads: dict[str, Object] = field(default_factory=dict)
+    seen: tuple[Object, ...] = ()  # pods of the latest attempt that are gone
+    last: Status | None = None  # what was told last
+    stage: tuple[int, int] = (-1, 0)  # the latest epoch, and how far the job had come in it
+    certain: float = 0.0  # when what told the cause of its end has been waited for (monotonic)
+
+    @property
+    def told_all(self) -> bool:
+        return self.last is not None and self.last.final
+
+    def evidence(self) -> Evidence:
+        workloads = [w for w in self.workloads.values() if _labels(w).get(JOB_UID) == _uid(self.trainjob)]
+        return Evidence(self.trainjob, (*self.pods.values(),), next(iter(workloads), None), seen=self.seen)
+
+
+class _Watch:
+    """The statuses of one job, until it is final, or of all.
+
+    A thread for each kind notes what changes; who waits for the next status has the job classified then, once for all
+    that has changed meanwhile. So it holds no more than what there is, however slowly it is read.
+    """
+
+    def __init__(self, backend: Backend, handle: Handle | None, patience: float, on_pod: _OnPod | None = None) -> None:
+        self._backend, self._handle, self._patience, self._on_pod = backend, handle, patience, on_pod
+        self._namespace = backend.settings.namespace
+        self._changed = threading.Condition()
+        self._jobs: dict[str, _Job] = {}
+        self._due: dict[
+            str, bool
+        ] = {}  # the jobs to tell of; False: what was told last, which is stale now, or no more
+        self._gone: collections.deque[Status] = collections.deque()
+        self._look_again: dict[str, float] = {}  # when (monotonic)
+        self._quick = _Quick(backend._api)
+        self._stale: datetime.datetime | None = None
+        self._over = False
+        self._streams = _Streams()
+        places = watched(self._namespace, handle, kueue=backend.settings.kueue is not None)
+        self._kinds = [_Kind(backend._api, kind, where, self._streams, self._take) for kind, where in places.items()]
+        for kind in self._kinds:
+            kind.start()
+
+    def close(self) -> None:
+        self._streams.close()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def listed(self) -> bool:
+        """Whether all there is has been seen once."""
+        return all(kind.listed for kind in self._kinds)
+
+    # --- what the threads note
+
+    def _take(self, kind: str, name: str, of: str, obj: Object | None) -> None:
+        with self._changed:
+            self._changed.notify_all()
+            if not name:
+                return
+            job = self._jobs.setdefault(name, _Job())
+            if kind == "TrainJob":
+                self._take_trainjob(job, obj)
+            else:
+                objects = job.pods if kind == "Pod" else job.workloads
+                before = objects.pop(of, None)
+                if obj is not None:
+                    objects[of] = obj
+                elif kind == "Pod" and before is not None:
+                    job.seen = latest_attempt((*job.seen, before))
+            if kind == "Pod" and self._on_pod is not None:
+                self._on_pod(of, obj)
+            if job.told_all:
+                job.pods, job.workloads, job.seen = {}, {}, ()
+            elif job.trainjob is not None:
+                self._due[name] = True
+            if not (job.trainjob or job.pods or job.workloads):
+                del self._jobs[name]
+                self._due.pop(name, None)
+
+    def _take_trainjob(self, job: _Job, obj: Object | None) -> None:
+        """Notes a TrainJob, and that the one before it is gone. Another one of the handle's name is nobody's."""
+        if self._handle is not None and _uid(obj) != self._handle.uid:
+            obj = None
+        before, job.trainjob = job.trainjob, obj
+        if before is not None and _uid(before) != _uid(obj):
+            if not job.told_all:
+                handle, evidence = self._backend._handle(before), replace(job.evidence(), trainjob=None)
+                self._gone.append(status_of(handle, evidence, _now()))
+            job.seen, job.last, job.stage = (), None, (-1, 0)
+
+    # --- what is told
+
+    def next(self) -> Status:
+        while not (self._streams.closed.is_set() or self._over):
+            with self._changed:
+                self._look_at_connections()
+                job, evidence, status = None, None, None
+                if self._handle and self.listed and not any(job.trainjob for job in self._jobs.values()):
+                    self._gone.append(status_of(self._handle, Evidence(None), _now()))
+                for name in [n for n, at in self._look_again.items() if at <= time.monotonic()]:
+                    del self._look_again[name]
+                    self._due |= {name: True} if name in self._jobs else {}
+                if self._gone:
+                    status = self._gone.popleft()
+                elif self.listed and self._due:
+                    name, anew = next(iter(self._due.items()))
+                    del self._due[name]
+                    job = self._jobs[name]
+                    evidence = job.evidence() if anew else None
+                else:
+                    self._changed.wait(0.5)
+                    continue
+            if job is not None:
+                status = self._told(job, evidence)
+            if status is not None:
+                self._over = self._handle is not None and status.final
+                return status
+        raise StopIteration
+
+    def _look_at_connections(self) -> None:
+        """Has every job told of when the connection is lost, or there again. Raises when it is lost for too long."""
+        now = time.monotonic()
+        lost = {kind: now - kind.lost for kind in self._kinds if kind.lost is not None}
+        if lost and max(lost.values()) >= self._patience:
+            with explained(f"the watch in namespace {self._namespace}"):
+                raise max(lost, key=lambda kind: lost[kind]).error
+        stale = min((kind.proof for kind, seconds in lost.items() if seconds >= STALE), default=None)
+        if (stale is None) != (self._stale is None):
+            self._stale = stale
+            for name, job in self._jobs.items():
+                if job.last is not None and not job.told_all:
+                    self._due.setdefault(name, False)
+
+    def _told(self, job: _Job, evidence: Evidence | None) -> Status | None:
+        """What there is to tell of a job; None when that has been told."""
+        status = job.last
+        if evidence is not None and evidence.trainjob is not None:
+            status = self._classified(job, evidence.trainjob, evidence)
+        if status is None:
+            return None
+        status = replace(status, stale_since=self._stale)
+        with self._changed:
+            if job.told_all or _uid(job.trainjob) != status.handle.uid:  # it went meanwhile
+                return None
+            if job.last and replace(status, observed_at=job.last.observed_at) == job.last:
+                return None
+            job.last = status
+        return status
+
+    def _classified(self, job: _Job, trainjob: Object, evidence: Evidence) -> Status | None:
+        """A job's status. None: it is not certain yet, and is looked at again.
+
+        Each kind arrives by itself. So a TrainJob that lags behind its Workload or its pods may seem to be back in a
+        state that it had left, or to have ended by its Workload alone: then it is read anew, and that is the truth.
+        """
+        handle = self._backend._handle(trainjob)
+        if handle in self._backend._final:
+            return self._backend._final[handle]
+        try:
+            evidence = self._backend._further(handle, evidence, self._quick)
+            status = status_of(handle, evidence, _now())
+            stage = stage_of(status, job.stage)
+            if status.state is State.STARTING and job.stage == (stage[0], 2):  # its pods have ended, or are restarted
+                status, stage = replace(status, state=State.RUNNING), job.stage
+            elif stage < job.stage or (status.final and not is_final(trainjob)):
+                with explained(f"TrainJob {handle}"):
+                    fresh = read_trainjob(self._quick, handle.namespace, handle.name)
+                if _uid(fresh) != handle.uid:
+                    return None  # the watch will hear that it is gone
+                evidence = self._backend._further(handle, replace(evidence, trainjob=slim(fresh)), self._quick)
+                status = status_of(handle, evidence, _now())
+                stage = stage_of(status, job.stage)
+        except Unreachable:
+            self._look_again[handle.name] = time.monotonic() + 0.5
+            return None
+        if status.final:
+            job.certain = job.certain or time.monotonic() + CAUSE
+            if unsettled(evidence, _now()) and time.monotonic() < job.certain:
+                self._look_again[handle.name] = time.monotonic() + 0.5
+                return None
+            status = self._backend._final.setdefault(handle, status)
+        job.stage = stage
+        return status
+
+
+class _Log:
+    """What one pod's trainer prints, each line once, over whatever interrupts the reading.
+
+    The API server serves the current file of the current container, and of the one before. To read on is to ask for
+    what was printed since the second of the last line (it knows none finer), and to leave out what is known. When the
+    last line is not among it, the file was rotated, and what came between can no longer be read.
+    """
+
+    def __init__(self, api: Connection, pod: Object, since: datetime.datetime | None, streams: _Streams) -> None:
+        self._api, self._since, self._streams = api, since, streams
+        self.rank, self._admission = rank_of(pod), _count(_annotations(pod).get(ADMISSION))
+        self._restart = _count(_labels(pod).get(RESTART))
+        self._changed = threading.Condition()
+        self._pod, self._is_gone, self._finishing = pod, False, False
+        self._reading: Any = None  # the answer that is being read
+        self._cut = False  # that it was ended here
+        self._container = max(container_of(pod)[0] - 1, 0)  # which is read: how often it was restarted before
+        self._done = -1  # the last of which all is read
+        self._last: _Stamp | None = None  # of its last line
+        self._same = 0  # how many lines had this time
+        self._before: datetime.datetime | None = None  # the time of the last line of any
+        self._order = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+        self._trouble = "its pod was gone before it was read"  # why it is not being read now
+        self._missing = ""  # why lines may be missing before the next one
+
+    def see(self, pod: Object | None) -> None:
+        """Notes how the pod is now; None: it is gone."""
+        with self._changed:
+            before, self._is_gone, self._pod = self._pod, pod is None, pod or self._pod
+            self._changed.notify_all()
+        if pod is None or container_of(pod) != container_of(before):  # it may not end by itself: kwok's does not
+            timer = threading.Timer(DRAIN, self._end, [self._reading])
+            timer.daemon = True
+            timer.start()
+
+    def wake(self) -> None:
+        """Has it notice that it is closed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Nothing follows: what cannot be read now is not waited for."""
+        self._finishing = True
+
+    def lines(self, *, follow: bool, tail: int | None = None, patience: float = LOG_PATIENCE) -> Iterator[_Ordered]:
+        """The lines from where it stands: to the last that is there, or with `follow` to the last that will be."""
+        delay, until = 0.1, time.monotonic() + patience
+        while not (self._is_gone or self._streams.closed.is_set()):
+            pod, (container, runs) = self._pod, container_of(self._pod)
+            if container < 0 or container == self._done:
+                if not follow or self._finishing or not remains(pod):
+                    return
+                self._wait(pod, 1.0)
+                continue
+            try:
+                if container > self._container:
+                    yield from self._rest(container)
+                yield from self._read(follow=follow and runs, tail=tail)
+                self._done = self._done if runs else container
+                if not follow:
+                    return
+                delay, until = 0.1, time.monotonic() + patience
+                if runs:
+                    self._wait(pod, 1.0)
+                    if self._pod is pod:  # no news that the container has ended: then it was the kubelet, or a server
+                        self._trouble = "the API server stopped sending it"
+            except (ApiError, NoAnswer) as error:
+                if isinstance(error, ApiError) and _is_absent(error):
+                    return
+                if isinstance(error, ApiError) and error.status in (401, 403):
+                    raise
+                if self._cut or self._is_gone or self._pod is not pod:
+                    self._cut = False
+                    continue
+                silent = isinstance(error.__cause__, urllib3.exceptions.ReadTimeoutError) and not self._finishing
+                self._trouble = "" if silent else str(error)
+                if time.monotonic() > until and (self._finishing or not follow):
+                    return
+                self._wait(pod, 0.0 if silent else delay * random.uniform(0.5, 1.5))
+                delay = min(2 * delay, 5.0)
+
+    def end(self) -> Iterator[_Ordered]:
+        """Tells when lines may be missing after the last."""
+        trouble = self._trouble if container_of(self._pod)[0] >= 0 else ""
+        if (self._missing or trouble) and not self._streams.closed.is_set():
+            yield self._order, self._gap(None, self._missing or trouble)
+
+    def _rest(self, container: int) -> Iterator[_Ordered]:
+        """What is left of the container before this one, which is read from its start then."""
+        missing = ""
+        if container > self._container + 1:
+            missing = "its container was restarted more than once meanwhile"
+        elif self._done < self._container:
+            try:
+                yield from self._read(follow=False, previous=True)
+            except ApiError as error:
+                missing = str(error)
+        self._container, self._last = container, None
+        self._missing = self._missing or missing
+
+    def _read(self, *, follow: bool, previous: bool = False, tail: int | None = None) -> Iterator[_Ordered]:
+        """The lines of one request that are new."""
+        start, same, runs = self._last, self._same, container_of(self._pod)[1] and not previous
+        query = {"follow": "true"} if follow else {"previous": "true"} if previous else {}
+        if since := max((at for at in (self._since, start and start[0]) if at), default=None):
+            query["sinceTime"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
+        if tail is not None and start is None:
+            query["tailLines"] = str(tail)
+        met = 0  # lines that were printed at the time of the last one that is known
+        with contextlib.closing(read_log(self._api, self._pod, query, self._opened)) as body:
+            for raw, whole in body:
+                stamp, text = stamped(raw)
+                if not whole and runs:
+                    return  # the rest of it is still to come
+                if start and (stamp < start or (stamp == start and met < same)):
+                    met += stamp == start
+                    continue
+                if start and not met:
+                    self._missing = self._missing or "its log was rotated meanwhile"
+                start = None
+                if not (self._since and stamp[0] < self._since):
+                    yield from self._line(stamp, text)
+
+    def _line(self, stamp: _Stamp, text: str) -> Iterator[_Ordered]:
+        self._same = self._same + 1 if stamp == self._last else 1
+        self._last, at = stamp, stamp[0]
+        self._order = max(self._order, at)
+        if self._missing:
+            yield self._order, self._gap(at, self._missing)
+            self._missing = ""
+        self._before = at
+        yield self._order, Line(self.rank, self._admission, self._restart, at, text)
+
+    def _gap(self, until: datetime.datetime | None, reason: str) -> Gap:
+        return Gap(self.rank, self._admission, self._restart, self._before, until, f"pod {_name(self._pod)}: {reason}")
+
+    def _opened(self, response: Any) -> None:
+        self._reading, self._cut, self._trouble = response, False, ""
+        self._streams.opened(response)
+
+    def _end(self, response: Any) -> None:
+        if response is not None and self._reading is response:
+            self._cut = True
+            cut(response)
+
+    def _wait(self, pod: Object, seconds: float) -> None:
+        """Waits for news of the pod, or that nothing is wanted any more."""
+        with self._changed:
+            closed = self._streams.closed.is_set
+            self._changed.wait_for(lambda: self._pod is not pod or self._is_gone or closed(), seconds)
+
+
+class _Output:
+    """The lines of a job's pods, in the order of their times: exactly for what is there, nearly for what follows."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        handle: Handle,
+        rank: int | None,
+        since: datetime.datetime | None,
+        tail: int | None,
+        *,
+        follow: bool,
+    ) -> None:
+        self._backend, self._handle, self._rank, self._since, self._tail = backend, handle, rank, since, tail
+        self._streams, self._lock = _Streams(), threading.Lock()
+        self._logs: dict[str, _Log] = {}
+        self._threads: list[threading.Thread] = []
+        self._queue: queue.Queue[_Ordered] = queue.Queue(10_000)
+        self._error: DispatchError | None = None
+        self._listed, self._final, self._following = threading.Event(), not follow, False
+        self._watch = _Watch(backend, handle, UNREACHABLE_AFTER, self._see) if follow else None
+        self._items = self._run()
+
+    def next(self) -> Line | Gap:
+        return next(self._items)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._streams.close()
+        self._listed.set()
+        for log in list(self._logs.values()):
+            log.wake()
+
+    def _run(self) -> Iterator[Line | Gap]:
+        if follow := self._watch is not None:
+            threading.Thread(target=self._keep_up, args=[self._watch], daemon=True).start()
+            self._listed.wait()
+        else:
+            self._see_all()
+        first = list(self._logs.values())
+        there = [log.lines(follow=False, tail=self._tail, patience=0.0 if follow else LOG_PATIENCE) for log in first]
+        merged: Iterable[_Ordered] = heapq.merge(*there, key=_when)
+        with self._explained():
+            yield from (item for _, item in (merged if self._tail is None else collections.deque(merged, self._tail)))
+        with self._lock:
+            self._following = True
+            for log in self._logs.values():
+                self._start(log, follow=follow)
+        while not self._streams.closed.is_set():
+            final = self._final and not any(thread.is_alive() for thread in self._threads)
+            batch = self._batch()
+            yield from (item for _, item in sorted(batch, key=_when))
+            if self._error is not None:
+                raise self._error
+            if final and not batch:
+                return
+
+    def _keep_up(self, watch: _Watch) -> None:
+        """Waits until the job is final. The watch goes on: pods come to their ends even then."""
+        try:
+            for _ in iter(watch.next, None):
+                self._listed.set()
+            self._see_all()  # of pods it may be behind
+        except DispatchError as error:
+            self._error = error
+        self._listed.set()
+        with self._lock:
+            self._final = True
+            for log in self._logs.values():
+                log.finish()
+
+    def _see_all(self) -> None:
+        with explained(f"the pods of TrainJob {self._handle}"):
+            pods = list_pods(self._backend._api, self._handle.namespace, _selector(self._handle.name))
+        for pod in pods:
+            self._see(_name(pod), pod)
+
+    def _see(self, name: str, pod: Object | None) -> None:
+        with self._lock:
+            log = self._logs.get(name)
+            if log is not None:
+                log.see(pod)
+            elif pod is not None and self._rank in (None, rank_of(pod)):
+                self._logs[name] = log = _Log(self._backend._api, pod, self._since, self._streams)
+                if self._following:
+                    self._start(log, follow=True)
+
+    def _start(self, log: _Log, *, follow: bool) -> None:
+        def run() -> None:
+            try:
+                with self._explained():
+                    for item in itertools.chain(log.lines(follow=True) if follow else (), log.end()):
+                        self._put(item)
+            except DispatchError as error:
+                self._error = error
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _put(self, item: _Ordered) -> None:
+        while not self._streams.closed.is_set():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(item, timeout=0.5)
+                return
+
+    def _batch(self) -> list[_Ordered]:
+        """What arrives together."""
+        batch: list[_Ordered] = []
+        until = time.monotonic() + TOGETHER
+        with contextlib.suppress(queue.Empty):
+            while len(batch) < self._queue.maxsize:
+                batch.append(self._queue.get(timeout=max(until - time.monotonic(), 0.0)))
+        return batch
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        what = f"the output of TrainJob {self._handle}"
+        with explained(what):
+            try:
+                yield
+            except ApiError as error:
+                if error.status != 403:
+                    raise
+                raise Unsupported(
+                    f"{what}: not permitted to get pods/log: grant it, see examples/adapter-role.yaml"
+                ) from error
+
+
+def _when(item: _Ordered) -> datetime.datetime:
+    return item[0]
 
 
 # ======================================================================================================================
@@ -2531,11 +3350,52 @@ class Backend:
             self._trainjob(handle)
             return self._final[handle]
         evidence, until, pause = self._look(handle), time.monotonic() + CAUSE, 0.1
-        while unsettled(evidence, datetime.datetime.now(datetime.UTC)) and time.monotonic() < until:
+        while unsettled(evidence, _now()) and time.monotonic() < until:
             time.sleep(pause)
             pause, evidence = min(2 * pause, 1.0), self._look(handle, evidence)
-        status = status_of(handle, evidence, datetime.datetime.now(datetime.UTC))
+        status = status_of(handle, evidence, _now())
         return self._final.setdefault(handle, status) if status.final else status
+
+    def watch(self, handle: Handle | None = None, *, unreachable_after: float = UNREACHABLE_AFTER) -> Live[Status]:
+        """A job's status now, and each time it changes, to the final one; without a handle those of all jobs, for ever.
+
+        The latest status always comes, none comes twice; what changes while nobody asks, or while there is no
+        connection, may come as one. `stale_since` tells since when there is none; after `unreachable_after` seconds
+        without one, iterating raises Unreachable. A job that is deleted is `stopped`. Raises NotFound.
+
+            with backend.watch(handle) as statuses:
+                for status in statuses:
+                    print(status.state)
+        """
+        if handle is not None:
+            self._trainjob(handle)
+        return Live(_Watch(self, handle, unreachable_after))
+
+    def output(
+        self,
+        handle: Handle,
+        *,
+        rank: int | None = None,
+        follow: bool = False,
+        since: datetime.datetime | None = None,
+        tail: int | None = None,
+    ) -> Live[Line | Gap]:
+        """What the job's program has printed, of all ranks in the order of time, or of one.
+
+        `follow`: and what it will print, whatever pods it will run in, until it is final. `since`: from this time on.
+        `tail`: of what is there, the last lines only. A Gap tells where lines are missing. Raises NotFound, Invalid
+        and Unsupported (not permitted).
+        """
+        if since is not None and since.tzinfo is None:
+            raise Invalid(f"output: since: {since} has no time zone")
+        for name, number in (("rank", rank), ("tail", tail)):
+            if number is not None:
+                _check_whole(number, f"output: {name}", 0, _INT32)
+        self._trainjob(handle)
+        if self._support[Capability.OUTPUT_READ].value is Answer.NO:
+            raise Unsupported(f"the output of TrainJob {handle}: {self._support[Capability.OUTPUT_READ].reason}")
+        since = since and since.astimezone(datetime.UTC)
+        return Live(_Output(self, handle, rank, since, tail, follow=follow))
 
     # --- what they share
 
@@ -2583,11 +3443,13 @@ class Backend:
         seen = [pod for pod in [*before.seen, *before.pods] if _uid(pod) not in there] if before else []
         return self._further(handle, Evidence(trainjob, pods, workload, seen=seen))
 
-    def _further(self, handle: Handle, evidence: Evidence) -> Evidence:
+    def _further(self, handle: Handle, evidence: Evidence, api: Connection | None = None) -> Evidence:
         """The evidence with what else may tell the cause."""
         with explained(f"the state of TrainJob {handle}"):
             while wanted := wants(evidence):
-                found = {field: FURTHER[field](self._api, self._namespace, *names) for field, names in wanted.items()}
+                found = {
+                    field: FURTHER[field](api or self._api, self._namespace, *names) for field, names in wanted.items()
+                }
                 evidence = replace(evidence, read=evidence.read | set(wanted), **found)
         return evidence
 
@@ -3000,6 +3862,10 @@ def _is_ours(trainjob: Object) -> bool:
     return match is not None and match[1] == _labels(trainjob).get(JOB)
 
 
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
 def _selector(name: str) -> str:
     return f"{JOB}={name[3:29]},{SUBMISSION}={name[31:]}"
 
@@ -3032,10 +3898,14 @@ def _exit_code(error: DispatchError) -> int:
             return ERROR
 
 
-READING = ("find", "list", "inspect", "ceased")  # these probe nothing
+READING = ("find", "list", "inspect", "watch", "logs", "ceased")  # these probe nothing
 VERBS = (
     ("preflight", "", "prove what the cluster and the credentials allow, and say what is missing"),
-    ("run", "SPEC", "start the job of a JSON file (- is stdin), let it run, and wait for its end; Ctrl-C leaves it"),
+    (
+        "run",
+        "SPEC",
+        "start the job of a JSON file (- is stdin), let it run, and print its log until its end; Ctrl-C leaves it",
+    ),
     ("start", "SPEC", "create the job of a JSON file (- is stdin), such that it cannot run yet; prints its handle"),
     ("open", "HANDLE", "let a started job run"),
     ("hold", "HANDLE INSTANCE", "hold a job back, with a number that only grows"),
@@ -3043,6 +3913,8 @@ VERBS = (
     ("find", "JOB", "print the handles of a job's submissions, oldest first"),
     ("list", "", "print the handles of all jobs in the namespace"),
     ("inspect", "HANDLE", "print a job's status"),
+    ("watch", "[HANDLE]", "print a job's state as it changes, until its end; or those of all jobs"),
+    ("logs", "HANDLE", "print what a job's program prints"),
     ("ceased", "HANDLE", "say whether nothing of a submission can run any more"),
     ("stop", "HANDLE|JOB", "stop one submission, or all of a job, and remove what is left"),
 )
@@ -3059,8 +3931,22 @@ def _arguments() -> argparse.ArgumentParser:
         sub = verbs.add_parser(verb, help=text, description=text)
         for argument in arguments.split():
             number = argument == "INSTANCE"
-            sub.add_argument("instance" if number else "what", metavar=argument, type=int if number else str)
+            name, kind = ("instance", int) if number else ("what", str)
+            sub.add_argument(name, metavar=argument.strip("[]"), type=kind, nargs="?" if argument[0] == "[" else None)
+        if verb == "logs":
+            sub.add_argument("-f", "--follow", action="store_true", help="and what it will print, until its end")
+            sub.add_argument("--rank", type=int, help="of this rank only")
+            sub.add_argument("--tail", type=int, help="of what is there, so many lines")
+            sub.add_argument("--since", type=_ago, help="of what was printed so long ago, such as 90s, 5m or 1h30m")
     return parser
+
+
+def _ago(text: str) -> datetime.datetime:
+    match = re.fullmatch(r"(?:([0-9]{1,5})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,5})s)?", text)
+    if not (text and match):
+        raise ValueError(text)
+    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
+    return _now() - datetime.timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
 
 
 def _run(backend: Backend, options: argparse.Namespace) -> Any:
@@ -3072,7 +3958,12 @@ def _run(backend: Backend, options: argparse.Namespace) -> Any:
                 answer["remedy"] = "" if answer["value"] == Answer.YES else remedy(answer["reason"])
             return {"observeOnly": backend.observe_only, "capabilities": answers, "leftovers": backend.leftovers}
         case "run":
-            return _see_through(backend, _spec_file(options.what), options.config)
+            return _see_through(backend, _spec_file(options.what), options)
+        case "watch":
+            return _printed(backend.watch(Handle.parse(options.what) if options.what else None), options)
+        case "logs":
+            handle, wanted = Handle.parse(options.what), {n: getattr(options, n) for n in ("rank", "since", "tail")}
+            return _printed(backend.output(handle, follow=options.follow, **wanted), options)
         case "start":
             return backend.start(_spec_file(options.what))
         case "open" | "inspect" | "ceased" as verb:
@@ -3087,25 +3978,72 @@ def _run(backend: Backend, options: argparse.Namespace) -> Any:
             return backend.stop(Handle.parse(options.what)) if "@" in options.what else backend.stop_job(options.what)
 
 
-def _see_through(backend: Backend, spec: JobSpec, config: str) -> Status:
-    """Starts a job, lets it run, and waits for its end, telling each change of its state on stderr."""
-    handle, told, call = None, "", f"adapter.py -c {config}"
+def _see_through(backend: Backend, spec: JobSpec, options: argparse.Namespace) -> Status:
+    """Starts a job, lets it run, and waits for its end: each change goes to stderr, what it prints to stdout."""
+    handle, call = None, f"adapter.py -c {options.config}"
     try:
         handle = backend.start(spec)
         print(handle, file=sys.stderr)
         backend.open(handle)
-        while not (status := backend.inspect(handle)).final:
-            line = f"{status.state}" + (f": {status.detail}" if status.detail else "")
-            if line != told:
-                print(line, file=sys.stderr)
-            told = line
-            time.sleep(0.5)
+        with backend.watch(handle) as statuses, _printing(backend, handle, options):
+            for status in statuses:
+                print(_summary(status), file=sys.stderr)
     except KeyboardInterrupt:
         print(f"interrupted: the job is left as it is\nfind it:    {call} find {spec.job}", file=sys.stderr)
         if handle:
-            print(f"follow it:  {call} inspect {handle}\nstop it:    {call} stop {handle}", file=sys.stderr)
+            print(f"follow it:  {call} watch {handle}\nstop it:    {call} stop {handle}", file=sys.stderr)
         raise
     return status
+
+
+@contextlib.contextmanager
+def _printing(backend: Backend, handle: Handle, options: argparse.Namespace) -> Iterator[None]:
+    """Prints what a job prints, meanwhile and then to its end."""
+
+    def run() -> None:
+        try:
+            output.append(backend.output(handle, follow=True))
+            _printed(output[0], options)
+        except DispatchError as error:
+            print(error, file=sys.stderr)
+
+    output: list[Live[Line | Gap]] = []
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+        thread.join()
+    finally:
+        for live in output:
+            live.close()
+
+
+def _printed(live: Live[Any], options: argparse.Namespace) -> Any:
+    """Prints each value as it comes, in one line; returns the last of a job."""
+    last = None
+    with live:
+        for value in live:
+            text = json.dumps(value.to_json()) if options.output == "json" else _summary(value, options)
+            print(text, file=sys.stderr if isinstance(value, Gap) and options.output == "text" else None, flush=True)
+            last = value
+    return last if isinstance(last, Status) else None
+
+
+def _summary(value: Status | Line | Gap, options: argparse.Namespace | None = None) -> str:
+    """A value as one line for a person, and harmless for the terminal."""
+    match value:
+        case Line():
+            alone = options is not None and getattr(options, "rank", None) is not None
+            text = value.text if alone else f"{'-' if value.rank is None else value.rank}: {value.text}"
+        case Gap():
+            since, until = value.since or "the beginning", value.until or "the end"
+            text = f"-- rank {value.rank}: lines may be missing from {since} to {until}: {value.reason}"
+        case Status():
+            at = value.observed_at.isoformat(timespec="seconds").replace("+00:00", "Z") if value.observed_at else ""
+            text = f"{at} {value.handle.name} {value.state}" + (f" ({value.cause})" if value.cause else "")
+            text += f": {value.detail}" if value.detail else ""
+            text += f" [not heard of since {value.stale_since:%H:%M:%S}]" if value.stale_since else ""
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def _spec_file(name: str) -> JobSpec:
@@ -3191,6 +4129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OBSERVE_ONLY if refused and isinstance(error, Unsupported) else _exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # nobody reads it any more: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ERROR
+    if options.verb in ("watch", "logs"):
+        return DONE if result is None or not result.final or result.state is State.SUCCEEDED else JOB_FAILED
     if options.output == "json":
         print(json.dumps(_json(result)))
     else:

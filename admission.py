@@ -48,7 +48,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from queue import Empty, SimpleQueue
@@ -456,36 +456,47 @@ class Connection:
             if not token:
                 return
 
-    def watch(self, path: str, query: Query, version: str, until: float) -> Iterator[dict[str, Any]]:
+    def watch(
+        self, path: str, query: Query, version: str, until: float, opened: Callable[[Any], object] | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yields one connection's watch events after `version`, bookmarks too, to `until` (monotonic) or its end.
 
         Raises ApiError (410: the version is too old, list again) and NoAnswer (cut, or silent for SILENCE seconds).
         """
         left = max(until - time.monotonic(), 1.0)
         options = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(math.ceil(left))}
+        query = {**(query or {}), **options, "resourceVersion": version}
+        with contextlib.closing(self.stream(path, query, timeout=min(self.SILENCE, left + 5.0), opened=opened)) as body:
+            for line in _lines(body):
+                try:
+                    event = json.loads(line)
+                except ValueError as error:
+                    raise NoAnswer(f"watch {path}: {error}") from error
+                if event.get("type") == "ERROR":
+                    raise _status_error(event.get("object") or {}, 0.0)
+                yield event
+                if time.monotonic() > until:
+                    return
+
+    def stream(
+        self, path: str, query: Query, *, timeout: float = SILENCE, opened: Callable[[Any], object] | None = None
+    ) -> Generator[bytes]:
+        """Yields the body of a GET's answer as it comes. `opened` is given the urllib3 response when that begins.
+
+        `timeout`, in seconds, bounds each silence. Raises ApiError and NoAnswer.
+        """
         try:
-            response = self._send(
-                "GET",
-                path,
-                {**(query or {}), **options, "resourceVersion": version},
-                None,
-                min(self.SILENCE, left + 5.0),
-                stream=True,
-            )
+            response = self._send("GET", path, query, None, timeout, stream=True)
             try:
                 if response.status != 200:
                     raise _api_error(response)
-                for line in _lines(response.stream(2**16)):
-                    event = json.loads(line)
-                    if event.get("type") == "ERROR":
-                        raise _status_error(event.get("object") or {}, 0.0)
-                    yield event
-                    if time.monotonic() > until:
-                        return
+                if opened is not None:
+                    opened(response)
+                yield from response.stream(2**16)
             finally:
                 response.close()
         except (urllib3.exceptions.HTTPError, OSError, ValueError, ConfigException) as error:
-            raise NoAnswer(f"watch {path}: {error}") from error
+            raise NoAnswer(f"GET {path}: {error}") from error
 
     def _send(self, method: str, path: str, query: Query, body: object, timeout: float, *, stream: bool) -> Any:
         response = self._send_once(method, path, query, body, timeout, stream)

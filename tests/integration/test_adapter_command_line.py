@@ -153,7 +153,7 @@ def test_the_example_of_the_page_runs(world: World, config: str) -> None:
 def test_help_names_every_verb() -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for verb in ("start", "open", "find", "list", "inspect", "stop"):
+    for verb in ("start", "open", "find", "list", "inspect", "watch", "logs", "stop"):
         assert f"\n    {verb} " in out
 
 
@@ -163,3 +163,43 @@ def test_a_failed_job_is_told_and_its_inspection_is_no_error(world: World, confi
     world.state(handle, State.FAILED)
     code, out, _ = run("-c", config, "inspect", str(handle))
     assert (code, out.splitlines()[0]) == (0, "state     failed (program)")
+
+
+def test_watch_prints_a_line_for_each_change_until_the_end(world: World, config: str) -> None:
+    handle = world.opened()
+    world.end(handle)
+    code, out, err = run("-c", config, "watch", str(handle))
+    assert (code, err) == (0, "")
+    (line,) = out.splitlines()
+    assert f" {handle.name} succeeded" in line
+    code, out, _ = run("-c", config, "-o", "json", "watch", str(handle))
+    assert (code, json.loads(out)["state"]) == (0, "succeeded")
+
+
+def test_watching_a_job_that_fails_exits_5(world: World, config: str) -> None:
+    handle = world.opened()
+    world.end(handle, code=1)
+    code, out, _ = run("-c", config, "watch", str(handle))
+    assert code == 5
+    assert f" {handle.name} failed" in out
+
+
+def test_logs_prints_what_was_printed_and_no_escapes(world: World, config: str) -> None:
+    handle = world.opened()
+    first, second = sorted(world.running(handle), key=lambda pod: str(pod["metadata"]["name"]))
+    world.cluster.pods.log(first, "\x1b[31mred\x1b[0m\tünï\u202e")
+    world.cluster.pods.log(second, "two")
+    assert run("-c", config, "logs", str(handle)) == (0, "0: \\x1b[31mred\\x1b[0m\tünï\\u202e\n1: two\n", "")
+    assert run("-c", config, "logs", str(handle), "--rank", "1", "--since", "5m") == (0, "two\n", "")
+    code, out, _ = run("-c", config, "-o", "json", "logs", str(handle), "--tail", "1")
+    assert code == 0
+    line = json.loads(out)
+    assert [line[name] for name in ("rank", "admission", "restart", "text")] == [1, 1, 0, "two"]
+    world.end(handle)
+    code, out, err = run("-c", config, "logs", str(handle), "-f", "--tail", "1")
+    assert (code, out, err) == (0, "1: two\n", "")
+
+
+@pytest.mark.parametrize("since", ["", "5", "m", "-5m", "5 m"])
+def test_a_time_that_is_none_exits_2(config: str, since: str) -> None:
+    assert run("-c", config, "logs", "a/b@c", "--since", since)[0] == 2

@@ -1,0 +1,182 @@
+"""`output`: which lines it gives, in which order, and how it ends. How logs are kept on a node: tests/node."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+
+import pytest
+
+import adapter
+from adapter import Gap, Line, Live, State
+from tests.adapters import World
+from tests.cluster.api import Object
+
+
+class Lines(threading.Thread):
+    """What an output gives, in a thread of its own."""
+
+    def __init__(self, output: Live[Line | Gap]) -> None:
+        super().__init__(daemon=True)
+        self.output, self.seen = output, list[Line | Gap]()
+        self.error: adapter.DispatchError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for item in self.output:
+                self.seen.append(item)
+        except adapter.DispatchError as error:
+            self.error = error
+
+    @property
+    def texts(self) -> list[str]:
+        return texts(self.seen)
+
+    def ended(self, timeout: float = 60) -> list[str]:
+        self.join(timeout)
+        assert not self.is_alive(), f"the output goes on after {self.texts}"
+        if self.error:
+            raise self.error
+        return self.texts
+
+
+def texts(items: object) -> list[str]:
+    return [item.text if isinstance(item, Line) else f"GAP {item.reason}" for item in items]  # type: ignore[attr-defined]
+
+
+def ranks(pods: list[Object]) -> dict[int, Object]:
+    return {int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"]): pod for pod in pods}
+
+
+def test_all_ranks_are_interleaved_by_time(plain: World) -> None:
+    handle = plain.opened()
+    pods = ranks(plain.running(handle))
+    for number in range(6):
+        plain.cluster.pods.log(pods[number % 2], f"line {number}")
+    items = list(plain.backend.output(handle))
+    assert texts(items) == [f"line {number}" for number in range(6)]
+    assert [(item.rank, item.admission, item.restart) for item in items] == [(0, 1, 0), (1, 1, 0)] * 3
+    times = [item.time for item in items if isinstance(item, Line)]
+    assert times == sorted(times)
+    assert times[0].tzinfo is datetime.UTC
+    assert texts(plain.backend.output(handle, rank=1)) == ["line 1", "line 3", "line 5"]
+
+
+def test_tail_and_since_leave_out_what_was_before(plain: World) -> None:
+    handle = plain.opened()
+    pods = ranks(plain.running(handle))
+    for number in range(5):
+        plain.cluster.pods.log(pods[number % 2], f"line {number}")
+    assert texts(plain.backend.output(handle, tail=3)) == ["line 2", "line 3", "line 4"]
+    assert texts(plain.backend.output(handle, tail=0)) == []
+    assert texts(plain.backend.output(handle, tail=9, rank=0)) == ["line 0", "line 2", "line 4"]
+    items = list(plain.backend.output(handle))
+    assert isinstance(items[2], Line)
+    assert texts(plain.backend.output(handle, since=items[2].time)) == ["line 2", "line 3", "line 4"]
+
+
+def test_a_line_of_any_bytes_and_any_length_comes_through(plain: World) -> None:
+    handle = plain.opened()
+    pod = ranks(plain.running(handle))[0]
+    long = "ä" * 300_000
+    plain.cluster.pods.log(pod, f"{long}\n\x1b[31mred\x1b[0m\tünï\n\nlast")
+    assert texts(plain.backend.output(handle, rank=0)) == [long, "\x1b[31mred\x1b[0m\tünï", "", "last"]
+
+
+def test_following_starts_before_the_pods_exist_and_ends_with_the_job(world: World) -> None:
+    handle = world.started()
+    lines = Lines(world.backend.output(handle, follow=True))
+    world.backend.open(handle)
+    pods = ranks(world.running(handle))
+    for number in range(4):
+        world.cluster.pods.log(pods[number % 2], f"line {number}")
+    world.wait(lambda: len(lines.seen) == 4, "the lines come while the job runs")
+    world.cluster.pods.log(pods[0], "last")
+    world.end(handle)
+    assert sorted(lines.ended()) == ["last", "line 0", "line 1", "line 2", "line 3"]
+
+
+def test_following_goes_on_from_what_is_there(plain: World) -> None:
+    handle = plain.opened()
+    pods = ranks(plain.running(handle))
+    for number in range(4):
+        plain.cluster.pods.log(pods[number % 2], f"line {number}")
+    with plain.backend.output(handle, follow=True, tail=2) as output:
+        lines = Lines(output)
+        plain.wait(lambda: lines.texts == ["line 2", "line 3"], "the last lines come")
+        plain.cluster.pods.log(pods[0], "line 4")
+        plain.wait(lambda: lines.texts == ["line 2", "line 3", "line 4"], "the next one comes")
+    assert lines.ended(5) == ["line 2", "line 3", "line 4"]
+
+
+def test_following_goes_on_in_the_next_admission(kueue: World) -> None:
+    """And tells nothing missing: the first pods were read to their ends."""
+    handle = kueue.opened()
+    lines = Lines(kueue.backend.output(handle, follow=True, rank=0))
+    kueue.cluster.pods.log(ranks(kueue.running(handle))[0], "first")
+    kueue.wait(lambda: lines.texts == ["first"], "the line comes")
+    kueue.namespace.patch(
+        "Workload", kueue.namespace.workload(handle.name)["metadata"]["name"], {"spec": {"active": False}}
+    )
+    kueue.wait(lambda: not kueue.namespace.pods(handle.name), "its pods are gone")
+    kueue.namespace.patch(
+        "Workload", kueue.namespace.workload(handle.name)["metadata"]["name"], {"spec": {"active": True}}
+    )
+    kueue.cluster.pods.log(ranks(kueue.running(handle))[0], "second")
+    kueue.end(handle)
+    assert lines.ended() == ["first", "second"]
+    assert [item.admission for item in lines.seen] == [1, 2]
+
+
+def test_following_a_job_that_is_stopped_ends(world: World) -> None:
+    handle = world.opened()
+    lines = Lines(world.backend.output(handle, follow=True))
+    world.cluster.pods.log(world.running(handle)[0], "line")
+    world.wait(lambda: lines.texts == ["line"], "the line comes")
+    world.backend.stop(handle)
+    assert lines.ended() == ["line"]
+
+
+def test_closing_it_ends_it(plain: World) -> None:
+    handle = plain.opened()
+    output = plain.backend.output(handle, follow=True)
+    lines = Lines(output)
+    plain.cluster.pods.log(plain.running(handle)[0], "line")
+    plain.wait(lambda: lines.texts == ["line"], "the line comes")
+    began = time.monotonic()
+    output.close()
+    lines.ended(10)
+    assert time.monotonic() - began < 5
+    plain.wait(lambda: plain.namespace.name not in str(threading.enumerate()), "its threads end")
+
+
+def test_a_job_that_has_printed_nothing_yet_has_no_lines(world: World) -> None:
+    handle = world.started()
+    assert list(world.backend.output(handle)) == []
+    assert world.backend.inspect(handle).state is State.GATED
+
+
+@pytest.mark.parametrize("arguments", [{"tail": -1}, {"rank": "0"}, {"since": datetime.datetime(2026, 1, 1)}])  # noqa: DTZ001  # that is the point
+def test_arguments_that_make_no_sense_are_invalid(plain: World, arguments: dict[str, object]) -> None:
+    handle = plain.started()
+    with pytest.raises(adapter.Invalid):
+        plain.backend.output(handle, **arguments)  # type: ignore[arg-type]
+
+
+def test_without_the_right_to_read_logs_it_is_unsupported(plain: World) -> None:
+    handle = plain.opened()
+    role = plain.namespace.get("Role", "dispatch-adapter")
+    rules = [rule for rule in role["rules"] if rule["resources"] != ["pods/log"]]
+    plain.namespace.patch("Role", "dispatch-adapter", {"rules": rules})
+
+    def refused(*, follow: bool) -> bool:
+        try:
+            list(plain.backend.output(handle, follow=follow, tail=1))
+        except adapter.Unsupported as error:
+            return "not permitted to get pods/log" in str(error)
+        return False
+
+    plain.wait(lambda: refused(follow=False), "the API server knows of the change")
+    assert refused(follow=True)
