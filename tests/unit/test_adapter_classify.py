@@ -175,7 +175,7 @@ def test_a_status_is_final_when_its_state_is() -> None:
 def test_a_statuss_json_is_camel_case_with_rfc_3339_times() -> None:
     status = adapter.status_of(HANDLE, Evidence(trainjob(), [pod()], ADMITTED), NOW).to_json()
     assert status["handle"] == {"namespace": "team-a", "name": NAME, "uid": "u1"}
-    assert status["observedAt"] == "2026-01-01T00:00:00.000Z"
+    assert status["observedAt"] == "2026-01-01T00:00:00.000000Z"
     assert status["pods"] == [{"rank": None, "pod": "p", "node": "n1", "phase": "Running"}]
     assert {"exitCode", "staleSince", "ungated", "interruptions"} <= set(status)
 
