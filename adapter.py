@@ -1191,7 +1191,7 @@ REMEDIES = (  # every reason of preflight, and what to do; docs/preflight.md has
         "check the Kueue version and the AdmissionGatedBy feature",
     ),
     (UNENFORCED, "switch the feature gate AdmissionGatedBy on; it is there from Kueue 0.17"),
-    ("of a dry run of the probe: <fault>", "look at the webhooks and policies that change TrainJobs"),
+    ("a dry run of the probe: <fault>", "look at the webhooks and policies that change TrainJobs"),
     ("nothing proved it within <time>: <seen>", "see that Trainer, JobSet and Kueue run, or raise probeTimeout"),
     ("preflight probe step <name> failed: <error>", "follow the error's text, then connect again"),
     ("not probed: the backend is read-only", "open it without read_only"),
@@ -1288,18 +1288,16 @@ def supports(
         hold_fault = f"the cluster is observe-only: {observe_only}"
     elif kueue and "update workloads.kueue.x-k8s.io" in denied:
         hold_fault = "not permitted to update workloads.kueue.x-k8s.io"
+    unprobed = Support(Answer.UNKNOWN, Source.DECLARED, "not probed: the backend is read-only")
     output = Support(Answer.NO if unread else Answer.YES, Source.PROBED, unread)
     hold = Support(Answer.NO if hold_fault else Answer.YES, Source.PROBED, hold_fault)
     return {
         Capability.READMISSION_GATE: gate,
         Capability.ATTEMPT_INJECTION: gate if kueue else Support(Answer.YES, Source.DECLARED),
-        Capability.HOLD: Support(Answer.UNKNOWN, Source.DECLARED, UNPROBED) if read_only else hold,
+        Capability.HOLD: unprobed if read_only else hold,
         Capability.OUTPUT_READ: output,
         Capability.OUTPUT_FOLLOW: output,
     }
-
-
-UNPROBED = "not probed: the backend is read-only"
 
 
 def may_overlap(runtime: Object) -> str:
@@ -3130,6 +3128,7 @@ def _when(item: _Ordered) -> datetime.datetime:
 
 SETTLE = 30.0  # seconds, besides the pods' own grace periods, that `stop` waits for quiet, and then for all to be gone
 APPEAR = 5.0  # seconds that it waits for a JobSet that Trainer has not made yet
+LEFTOVER = 3600.0  # seconds after which a probe is nobody's any more
 LATE = 2.0  # seconds that preflight waits for an object whose create was interrupted
 PROBE_RUNTIME = {
     "spec": {"template": {"spec": {"replicatedJobs": [{"name": TRAINER_JOB}]}}}
@@ -3479,10 +3478,8 @@ class Backend:
         """Plain mode: two attempts must not run at a time. Two looks: a controller may just be resuming something."""
         for look in range(2):
             with explained(f"JobSet and pods of TrainJob {handle}"):
-                pods, jobs = (
-                    list_pods(self._api, self._namespace, f"{JOBSET_NAME}={handle.name}"),
-                    list_jobs(self._api, self._namespace, handle.name),
-                )
+                pods = list_pods(self._api, self._namespace, f"{JOBSET_NAME}={handle.name}")
+                jobs = list_jobs(self._api, self._namespace, handle.name)
                 jobsets = list_jobsets(self._api, self._namespace, _selector(handle.name))
             if why := unquiet(jobsets, jobs, pods):
                 raise Conflict(f"TrainJob {handle}: {why}: release it again when it stands still")
@@ -3507,9 +3504,10 @@ class Backend:
 
     def _preflight(self) -> None:
         """Finds out what the cluster and the credentials allow, in the order of docs/preflight.md."""
-        api, kueue, gate = self._api, self.settings.kueue is not None, Support(Answer.YES, Source.DECLARED)
+        api, kueue = self._api, self.settings.kueue is not None
+        gate = Support(Answer.YES, Source.DECLARED, "nothing but the adapter resumes a job")
         versions, asked = (*GROUPS, *(KUEUE_GROUPS if kueue else ())), rights(kueue)
-        with ThreadPool(16) as pool, explained("preflight: the API groups and the permissions"):
+        with ThreadPool(8) as pool, explained("preflight: the API groups and the permissions"):
             served = pool.map(lambda version: is_served(api, version), versions)
             if missing := [version for version, found in zip(versions, served, strict=True) if not found]:
                 raise Unsupported(f"the cluster does not serve {', '.join(missing)}; {VERSIONS}")
@@ -3566,10 +3564,10 @@ class Backend:
         found = []
         for trainjob in _objects(_at(page, "items")):
             age = (now - (_time(_at(trainjob, "metadata", "creationTimestamp")) or now)).total_seconds()
-            done = "left alone: it may be another preflight's"
-            if age > 3600:
-                done = "left alone: its start gate is open: see what it is, then delete it"
-            if age > 3600 and is_gated(trainjob) and _is_ours(trainjob):
+            done = "its start gate is open: see what it is, then delete it"
+            if age <= LEFTOVER:
+                done = "left alone: it may be another preflight's"
+            elif is_gated(trainjob) and _is_ours(trainjob):
                 try:
                     self.stop(self._handle(trainjob))
                     done = "removed"
@@ -3580,13 +3578,8 @@ class Backend:
 
     def _prove(self) -> tuple[str, str]:
         """Makes a probe and removes it: why the start gate is not proven, and why holding is not; empty: they are."""
-        spec = JobSpec(
-            new_job(),
-            self.settings.probe_runtime,
-            command=["true"],
-            nodes=1,
-            resources=Resources({"cpu": "1m"}),
-        )
+        least = Resources({"cpu": "1m"})
+        spec = JobSpec(new_job(), self.settings.probe_runtime, command=["true"], nodes=1, resources=least)
         probe = render(spec, PROBE_RUNTIME, self.settings)
         probe["metadata"]["labels"][PROBE] = "true"
         if self.settings.kueue:
@@ -3630,7 +3623,7 @@ class Backend:
                     raise Unsupported(f"Kueue takes a TrainJob with no queue, and {UNENFORCED}: {PLAIN_REMEDY}")
                 return UNENFORCED, False
         fault = answer_fault(probe, made(probe))
-        return f"of a dry run of the probe: {fault}" if fault and not captured else "", captured
+        return f"a dry run of the probe: {fault}" if fault and not captured else "", captured
 
     def _evidence(self, handle: Handle, captured: bool) -> str:
         """Waits for what proves the start gate; returns why it is not proven."""
@@ -4071,11 +4064,7 @@ def _text(value: Any) -> Iterator[str]:
                 yield "{:<18}{:<9}{:<10}{}".format(*row)
             yield ""
             yield f"observe-only: {value['observeOnly']}" if value["observeOnly"] else "ready: every gate is proven"
-            if value["observeOnly"]:
-                yield f"  to do: {remedy(value['observeOnly'])}"
-            for name, answer in value["capabilities"].items():
-                if answer["remedy"] and answer["value"] == Answer.NO:
-                    yield f"{name}: {answer['remedy']}"
+            yield from (f"  {name}: {a['remedy']}" for name, a in value["capabilities"].items() if a["remedy"])
             yield from value["leftovers"]
 
 

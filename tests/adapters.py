@@ -116,6 +116,16 @@ class World:
             self.cluster.pods.end(pod, code, "Error" if code else "Completed")
         self.wait(lambda: self.backend.inspect(handle).final, f"{handle.name} has ended")
 
+    def created_trainjobs(self) -> list[str]:
+        """Those that the adapter has created, and not in a dry run."""
+        return [
+            str(event["objectRef"].get("name"))
+            for event in self.cluster.audit_events(self.user, since=self.mark)
+            if (event["verb"], event.get("objectRef", {}).get("resource")) == ("create", "trainjobs")
+            and event["responseStatus"]["code"] == 201
+            and "dryRun" not in event["requestURI"]
+        ]
+
     def pods_created(self) -> int:
         """How many pods the Job controller has ever made in the namespace, by the API server's own record."""
         return sum(
@@ -159,12 +169,39 @@ class Call(threading.Thread):
 
 
 @contextlib.contextmanager
-def world(cluster: Cluster, mode: str, *, check: bool = True, quota: str = "4", **options: Any) -> Iterator[World]:
-    """A fresh namespace, and the adapter in it. In Kueue mode a gate must run, or `check` be False, for jobs to run."""
+def world(
+    cluster: Cluster, mode: str, *, check: bool = True, quota: str = "4", without: str = "", **options: Any
+) -> Iterator[World]:
+    """A fresh namespace, and the adapter in it. In Kueue mode a gate must run, or `check` be False, for jobs to run.
+
+    `without` is a right that its account does not have: `get pods/log`.
+    """
     install_runtime(cluster)
     with cluster.namespace(quota, check=check and mode == "kueue", **options) as namespace:
-        settings = settings_for(cluster, namespace, mode)
+        settings = settings_for(cluster, namespace, mode, without)
         yield World(cluster, namespace, mode, settings, unproven(settings), cluster.audit_mark())
+
+
+def prove(world: World, **options: Any) -> Backend:
+    """A backend by `adapter.connect`. Whatever it found, nothing of a probe is left, and none had a pod."""
+    if world.mode == "kueue" and world.cluster.gates and world.namespace.check:
+        world.namespace.wait_served()
+    try:
+        return adapter.connect(world.settings, **options)
+    finally:
+        assert world.left() == []
+        assert world.pods_created() == 0
+
+
+def observing(world: World) -> str:
+    """Why the backend is observe-only."""
+    backend = prove(world)
+    assert backend.observe_only
+    hold = adapter.Support(
+        adapter.Answer.NO, adapter.Source.PROBED, f"the cluster is observe-only: {backend.observe_only}"
+    )
+    assert backend.capabilities()[adapter.Capability.HOLD] == hold
+    return backend.observe_only
 
 
 def unproven(settings: dict[str, Any]) -> Backend:
@@ -173,10 +210,10 @@ def unproven(settings: dict[str, Any]) -> Backend:
     return Backend(loaded, adapter.credentials(loaded))
 
 
-def settings_for(cluster: Cluster, namespace: Namespace, mode: str) -> dict[str, Any]:
+def settings_for(cluster: Cluster, namespace: Namespace, mode: str, without: str = "") -> dict[str, Any]:
     """Those of `examples/config.json`, for this namespace, with the credentials of `examples/adapter-role.yaml`."""
     settings: dict[str, Any] = json.loads((EXAMPLES / "config.json").read_text())
-    settings |= {"namespace": namespace.name, "kubeconfig": str(account(cluster, namespace.name))}
+    settings |= {"namespace": namespace.name, "kubeconfig": str(account(cluster, namespace.name, without))}
     if mode == "plain":
         del settings["kueue"]
     elif namespace.check:
@@ -186,14 +223,35 @@ def settings_for(cluster: Cluster, namespace: Namespace, mode: str) -> dict[str,
     return settings
 
 
-def account(cluster: Cluster, namespace: str) -> pathlib.Path:
+def account(cluster: Cluster, namespace: str, without: str = "") -> pathlib.Path:
     """A kubeconfig of the account of `examples/adapter-role.yaml`, in this namespace instead of `team-a`."""
+    verb, _, resource = without.partition(" ")
     for obj in yaml.safe_load_all((EXAMPLES / "adapter-role.yaml").read_text().replace("team-a", namespace)):
         if obj["kind"] == "ClusterRoleBinding":
             obj["metadata"]["name"] += f"-{namespace}"
+        if without and obj["kind"] in ("ClusterRole", "Role"):
+            obj["rules"] = [rule for old in obj["rules"] for rule in _weaker(old, verb, resource)]
+            obj["metadata"]["name"] = namespace
+        if without and "roleRef" in obj:
+            obj["roleRef"]["name"] = namespace
         with contextlib.suppress(ApiError) if obj["kind"] == "ClusterRole" else contextlib.nullcontext():
             cluster.apply(obj)
     return cluster.token_kubeconfig(namespace, ACCOUNT)
+
+
+def _weaker(rule: Object, verb: str, resource: str) -> list[Object]:
+    """A role's rule without one right."""
+    name, _, group = resource.partition(".")
+    return [
+        {
+            "apiGroups": rule["apiGroups"],
+            "resources": [each],
+            "verbs": [v for v in rule["verbs"] if v != verb or not same],
+        }
+        for each in rule["resources"]
+        for same in [each == name and group in rule["apiGroups"]]
+        if not same or rule["verbs"] != [verb]
+    ]
 
 
 def install_runtime(cluster: Cluster) -> None:

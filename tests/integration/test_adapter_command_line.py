@@ -6,14 +6,16 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import adapter
-from adapter import Handle, State
+from adapter import Handle, JobSpec, State
 from tests import adapters
 from tests.adapters import World
 from tests.cluster.cluster import Cluster
@@ -153,7 +155,7 @@ def test_the_example_of_the_page_runs(world: World, config: str) -> None:
 def test_help_names_every_verb() -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for verb in ("start", "open", "find", "list", "inspect", "watch", "logs", "stop"):
+    for verb, _, _ in adapter.VERBS:
         assert f"\n    {verb} " in out
 
 
@@ -203,3 +205,147 @@ def test_logs_prints_what_was_printed_and_no_escapes(world: World, config: str) 
 @pytest.mark.parametrize("since", ["", "5", "m", "-5m", "5 m"])
 def test_a_time_that_is_none_exits_2(config: str, since: str) -> None:
     assert run("-c", config, "logs", "a/b@c", "--since", since)[0] == 2
+
+
+# --- preflight
+
+
+def test_preflight_prints_what_it_found(world: World, config: str) -> None:
+    code, out, err = run("-c", config, "preflight")
+    assert (code, err) == (0, "")
+    assert (
+        out
+        == """\
+capability        value    source    reason
+ReadmissionGate   yes      declared  nothing but the adapter resumes a job
+AttemptInjection  yes      declared  -
+Hold              yes      probed    -
+OutputRead        yes      probed    -
+OutputFollow      yes      probed    -
+
+ready: every gate is proven
+"""
+    )
+    assert world.left() == []
+
+
+def test_preflight_as_json(config: str) -> None:
+    code, out, _ = run("-c", config, "-o", "json", "preflight")
+    found = json.loads(out)
+    assert (code, found["observeOnly"], found["leftovers"]) == (0, "", [])
+    assert list(found["capabilities"]) == list(adapter.Capability)
+    assert found["capabilities"]["Hold"] == {"value": "yes", "source": "probed", "reason": "", "remedy": ""}
+
+
+def test_an_observe_only_cluster_exits_3_with_the_remedies(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    with adapters.world(cluster, "kueue", without="get pods/log") as world:
+        world.settings["kueue"]["localQueue"] = "nowhere"
+        (tmp_path / "config.json").write_text(json.dumps(world.settings))
+        code, out, err = run("preflight", cwd=tmp_path)
+        reason = f"LocalQueue {world.namespace.name}/nowhere does not exist"
+        observing = f"observe-only: the readmission gate is not proven: {reason}"
+        queue, grant = "create it, or correct kueue.localQueue", "grant it: examples/adapter-role.yaml has all"
+        assert (code, err) == (3, "")
+        assert (
+            out
+            == f"""\
+capability        value    source    reason
+ReadmissionGate   no       probed    {reason}
+AttemptInjection  no       probed    {reason}
+Hold              no       probed    the cluster is {observing}
+OutputRead        no       probed    not permitted to get pods/log
+OutputFollow      no       probed    not permitted to get pods/log
+
+{observing}
+  ReadmissionGate: {queue}
+  AttemptInjection: {queue}
+  Hold: {queue}
+  OutputRead: {grant}
+  OutputFollow: {grant}
+"""
+        )
+        spec = json.dumps(world.spec().to_json())
+        for verb in ("start", "run"):
+            code, out, err = run(verb, "-", stdin=spec, cwd=tmp_path)
+            assert (code, out) == (3, "")
+            text = f"dispatch: unsupported: start in namespace {world.namespace.name}: the cluster is {observing}\n"
+            assert err == text
+        handle = f"{world.namespace.name}/dj-{adapter.new_job()}-s1@u"
+        for arguments in (["open", handle], ["stop", handle], ["hold", handle, "1"], ["release", handle, "1"]):
+            code, out, err = run(*arguments, cwd=tmp_path)
+            assert (code, out) == (3, "")
+            assert err.startswith(f"dispatch: read-only: {arguments[0]} in namespace ")
+            assert err.endswith(f": the cluster is {observing}\n")
+        assert run("list", cwd=tmp_path) == (0, "", "")
+
+
+def test_preflight_of_a_cluster_that_is_refused_exits_4(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    with adapters.world(cluster, "plain", without="watch pods") as world:
+        (tmp_path / "config.json").write_text(json.dumps(world.settings))
+        code, out, err = run("-o", "json", "preflight", cwd=tmp_path)
+        assert (code, out) == (4, "")
+        assert err.startswith(
+            "dispatch: unauthorized: the adapter may not watch pods, so it cannot observe the cluster"
+        )
+
+
+# --- run, hold, release, ceased
+
+
+def launched(config: str, world: World, **changes: Any) -> tuple[subprocess.Popen[str], JobSpec]:
+    """`run` of a job, in the background."""
+    spec = world.spec(**changes)
+    file = pathlib.Path(config).with_name("job.json")
+    file.write_text(json.dumps(spec.to_json()))
+    argv = [sys.executable, "adapter.py", "-c", config, "run", str(file)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), spec
+
+
+def handle_of(world: World, spec: JobSpec) -> Handle:
+    found: tuple[Handle, ...] = world.wait(lambda: world.backend.find(spec.job), "it is started")
+    return found[0]
+
+
+@pytest.mark.parametrize(("code", "ends", "first"), [(0, 0, "state     succeeded"), (1, 5, "state     failed")])
+def test_run_sees_a_job_through(world: World, config: str, code: int, ends: int, first: str) -> None:
+    process, spec = launched(config, world)
+    with process:
+        handle = handle_of(world, spec)
+        world.running(handle)
+        world.end(handle, code=code)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == ends
+    assert out.startswith(first)
+    assert err.splitlines()[0] == str(handle)
+    told = re.findall(rf"^\S+ {handle.name} (\w+)", err, re.MULTILINE)
+    assert "running" in told
+    assert told[-1] == first.split()[1]
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_how_to_follow_and_stop_it(world: World, config: str) -> None:
+    process, spec = launched(config, world)
+    with process:
+        handle = handle_of(world, spec)
+        world.running(handle)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert world.backend.inspect(handle).state is State.RUNNING
+    commands = [line.partition("adapter.py ")[2].split() for line in err.splitlines()[-3:]]
+    assert [command[2] for command in commands] == ["find", "watch", "stop"]
+    assert run(*commands[0]) == (0, f"{handle}\n", "")
+    assert run(*commands[2]) == (0, "", "")
+    assert world.left() == []
+
+
+def test_hold_release_and_ceased(world: World, config: str) -> None:
+    handle = world.started()
+    assert run("-c", config, "hold", str(handle), "2") == (0, "", "")
+    assert world.backend.inspect(handle).hold == 2
+    code, _, err = run("-c", config, "release", str(handle), "1")
+    assert (code, err.split(":")[1]) == (4, " stale hold")
+    assert run("-c", config, "release", str(handle), "2") == (0, "", "")
+    assert run("-c", config, "ceased", str(handle)) == (0, f"no: TrainJob {handle.name} has not ended\n", "")
+    code, out, _ = run("-c", config, "-o", "json", "ceased", str(handle))
+    assert json.loads(out) == {"value": "no", "evidence": f"TrainJob {handle.name} has not ended"}
+    assert run("-c", config, "hold", str(handle), "x")[0] == 2

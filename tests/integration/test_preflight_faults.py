@@ -1,0 +1,277 @@
+"""Preflight on a cluster where something is missing or wrong: each reason of its page, with its exact text.
+
+No gate runs but those that the tests start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import adapter
+from adapter import Answer, Backend, Capability, Source, Support, Unsupported
+from tests import adapters, jobs
+from tests.adapters import World
+from tests.cluster.api import Object
+from tests.cluster.cluster import Cluster
+from tests.cluster.gate import Gate
+from tests.cluster.namespaces import Namespace
+
+PROBE = "dispatch.phpboyscout.uk/probe"
+
+
+# --- the readmission gate's objects
+
+
+def lease(cluster: Cluster, world: World, **spec: Any) -> None:
+    """Has the settings name a Lease of the test's own."""
+    name = world.namespace.name
+    metadata = {"name": name, "namespace": "dispatch-system"}
+    cluster.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec})
+    world.settings["kueue"]["admissionLease"] = f"dispatch-system/{name}"
+
+
+def no_check(world: World) -> str:
+    del world.settings["kueue"]["admissionCheck"]
+    return "kueue.admissionCheck is not set"
+
+
+def no_local_queue(world: World) -> str:
+    world.settings["kueue"]["localQueue"] = "nowhere"
+    return f"LocalQueue {world.namespace.name}/nowhere does not exist"
+
+
+def no_cluster_queue(world: World) -> str:
+    metadata = {"name": "astray", "namespace": world.namespace.name}
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": metadata}
+    world.cluster.create({**queue, "spec": {"clusterQueue": "nowhere"}})
+    world.settings["kueue"]["localQueue"] = "astray"
+    return "ClusterQueue nowhere does not exist"
+
+
+def not_listed(world: World) -> str:
+    world.settings["kueue"]["admissionCheck"] = "other"
+    return f"ClusterQueue {world.namespace.name} does not list AdmissionCheck other"
+
+
+def not_there(world: World) -> str:
+    strategy = {"admissionChecks": [{"name": world.namespace.check}, {"name": "nowhere"}]}
+    world.cluster.patch("ClusterQueue", world.namespace.name, None, {"spec": {"admissionChecksStrategy": strategy}})
+    world.settings["kueue"]["admissionCheck"] = "nowhere"
+    return "AdmissionCheck nowhere does not exist"
+
+
+def another_controllers(world: World) -> str:
+    world.settings["kueue"]["admissionCheck"] = f"{world.namespace.name}-other"
+    return (
+        f'AdmissionCheck {world.namespace.name}-other names controller "dispatch-test/other", '
+        "not dispatch.phpboyscout.uk/admission"
+    )
+
+
+def not_active(world: World) -> str:
+    return f"AdmissionCheck {world.namespace.check} is not Active"
+
+
+def no_lease(world: World) -> str:
+    world.namespace.activate()  # by hand: no controller is behind it
+    world.settings["kueue"]["admissionLease"] = "dispatch-system/nowhere"
+    return "Lease dispatch-system/nowhere does not exist"
+
+
+def no_holder(world: World) -> str:
+    world.namespace.activate()
+    lease(world.cluster, world, holderIdentity="", leaseDurationSeconds=15)
+    return "the admission controller's Lease has no holder"
+
+
+def never_renewed(world: World) -> str:
+    world.namespace.activate()
+    lease(world.cluster, world, holderIdentity="gate", leaseDurationSeconds=15)
+    return "the admission controller's Lease has never been renewed"
+
+
+FAULTS = [
+    *(no_check, no_local_queue, no_cluster_queue, not_listed, not_there, another_controllers),
+    *(not_active, no_lease, no_holder, never_renewed),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_readmission_gate(cluster: Cluster, fault: Callable[[World], str]) -> None:
+    with adapters.world(cluster, "kueue", extra_checks=["other"]) as world:
+        text = fault(world)
+        assert adapters.observing(world) == f"the readmission gate is not proven: {text}"
+        support = adapters.prove(world).capabilities()
+        assert support[Capability.READMISSION_GATE] == Support(Answer.NO, Source.PROBED, text)
+        assert support[Capability.ATTEMPT_INJECTION] == support[Capability.READMISSION_GATE]
+        assert adapter.remedy(text)
+        assert world.created_trainjobs() == []
+
+
+def test_a_check_set_active_by_hand_is_told_by_its_lease(cluster: Cluster) -> None:
+    with adapters.world(cluster, "kueue") as world:
+        world.namespace.activate()
+        old = "2026-01-01T00:00:00.000000Z"
+        lease(cluster, world, holderIdentity="gate", leaseDurationSeconds=45, renewTime=old)
+        assert re.fullmatch(
+            "the readmission gate is not proven: the admission controller's Lease was last renewed "
+            r"[0-9]+h[0-9]+m[0-9]+s ago, beyond 1m30s",
+            adapters.observing(world),
+        )
+
+
+def test_a_controller_that_ended_is_told_by_its_lease(cluster: Cluster) -> None:
+    with cluster.controller() as gate, adapters.world(cluster, "kueue") as world:
+        world.namespace.wait_served()
+        path = ("Lease", gate.lease, "dispatch-system")
+        gate.kill()
+        found = cluster.get(*path)
+        found["spec"]["leaseDurationSeconds"] = 1  # so that nobody waits for 30 s
+        cluster.update(found)
+        text = r"the admission controller's Lease was last renewed [0-9]+s ago, beyond 2s"
+        world.wait(lambda: re.search(text, adapters.prove(world).observe_only), "the Lease is old")
+
+
+# --- the start gate
+
+
+def test_without_admission_gated_by_no_probe_is_made(cluster: Cluster, gate: Gate) -> None:
+    with cluster.reconfigured("kueue", feature_gates={"AdmissionGatedBy": False}):
+        with cohort(cluster) as (world, other, neighbour):
+            text = "Kueue does not enforce admission-gated-by: check the Kueue version and the AdmissionGatedBy feature"
+            assert adapters.observing(world) == f"the start gate is not proven: {text}"
+            assert world.created_trainjobs() == []
+            assert evictions(other, neighbour) == []
+    assert gate.exit_code is None
+
+
+def test_guard_off_a_probe_without_a_dry_run_evicts_another_tenants_job(
+    cluster: Cluster, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backend, "_dry_runs", lambda *_: ("", False))
+    with cluster.reconfigured("kueue", feature_gates={"AdmissionGatedBy": False}):
+        with cohort(cluster) as (world, other, neighbour):
+            text = r"the start gate is not proven: Kueue admitted the gated probe's Workload trainjob-dj-[0-9a-z-]+"
+            assert re.fullmatch(text, adapters.observing(world))
+            world.wait(lambda: evictions(other, neighbour), "the neighbour was evicted")
+    assert gate.exit_code is None
+
+
+@pytest.fixture
+def gate(cluster: Cluster) -> Iterator[Gate]:
+    with cluster.controller() as running:
+        yield running
+
+
+def evictions(namespace: Namespace, job: str) -> list[Object]:
+    """All that its Workload has seen: it runs again when the probe is gone."""
+    found: list[Object] = namespace.workload(job)["status"].get("schedulingStats", {}).get("evictions", [])
+    return found
+
+
+@contextlib.contextmanager
+def cohort(cluster: Cluster) -> Iterator[tuple[World, Namespace, str]]:
+    """The adapter's queue, and a neighbour's that has borrowed all of its quota and runs a job on it."""
+    name = adapter.new_job()
+    reclaim = {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"}
+    with adapters.world(cluster, "kueue", quota="1", cohort=name, preemption=reclaim) as world:
+        world.namespace.wait_served()
+        groups = cluster.get("ClusterQueue", world.namespace.name)["spec"]["resourceGroups"]
+        groups[0]["flavors"][0]["resources"][0]["nominalQuota"] = "0"  # all is borrowed
+        with cluster.namespace(check=False, cohort=name, settings={"resourceGroups": groups}) as other:
+            job = jobs.trainjob(cpu="1", gated=False)
+            other.create(job)
+            jobs.running(other, job["metadata"]["name"])
+            yield world, other, job["metadata"]["name"]
+
+
+def test_a_policy_that_takes_the_gate_off_is_found_by_a_dry_run(cluster: Cluster) -> None:
+    patch = '[JSONPatch{op: "remove", path: "/metadata/annotations/dispatch.phpboyscout.uk~1gate"}]'
+    with adapters.world(cluster, "plain") as world:
+        with adapters.mutating_policy(cluster, world.namespace.name, patch):
+            found = world.wait(lambda: adapters.prove(world).observe_only, "the policy works")
+            assert found == (
+                "the start gate is not proven: a dry run of the probe: it came back without its gate "
+                "dispatch.phpboyscout.uk/gate: look at the webhooks that change TrainJobs"
+            )
+            made = world.created_trainjobs()
+            assert adapters.observing(world) == found
+            assert world.created_trainjobs() == made  # none since the policy works
+
+
+def test_pods_of_the_probe_are_named(plain: World) -> None:
+    """Somebody resumes the probe before it has a JobSet."""
+    cluster, found = plain.cluster, []
+    cluster.kill("jobset")
+    try:
+        call = adapters.Call(lambda: found.append(adapter.connect(plain.settings)))
+        (probe,) = plain.wait(lambda: plain.namespace.list("TrainJob", labels=PROBE), "the probe is there")
+        plain.namespace.patch("TrainJob", probe["metadata"]["name"], {"spec": {"suspend": False}})
+    finally:
+        cluster.start("jobset")
+    assert call.wait() is None
+    assert re.fullmatch(
+        r"the start gate is not proven: pods appeared for the gated probe: dj-[0-9a-z]{26}-s1-node-0-0-[0-9a-z]{5}",
+        found[0].observe_only,
+    )
+    assert plain.left() == []
+
+
+def test_what_proves_nothing_in_time_is_told(plain: World) -> None:
+    plain.settings["probeTimeout"] = 1
+    plain.cluster.kill("jobset")
+    try:
+        backend = adapter.connect(plain.settings)
+    finally:
+        plain.cluster.start("jobset")
+    assert backend.observe_only == "the start gate is not proven: nothing proved it within 1s: there is nothing of it"
+    assert plain.left() == []
+
+
+# --- plain mode where Kueue takes jobs
+
+
+def captured(world: World) -> None:
+    with pytest.raises(Unsupported) as error:
+        adapters.prove(world)
+    assert re.match(
+        r"dispatch: unsupported: Kueue made Workload trainjob-dj-[0-9a-z]{26}-s1-[0-9a-f]{5} for a TrainJob "
+        "with no queue: add a kueue section to the settings, or have Kueue leave jobs without a queue alone",
+        str(error.value),
+    )
+
+
+def default_queue(world: World) -> None:
+    metadata = {"name": "default", "namespace": world.namespace.name}
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": metadata}
+    world.cluster.create({**queue, "spec": {"clusterQueue": world.namespace.name}})
+
+    def takes() -> bool:
+        made = world.namespace.create(jobs.trainjob(queue=None, gated=False), dry_run=True)
+        return "kueue.x-k8s.io/queue-name" in made["metadata"]["labels"]
+
+    world.wait(takes, "Kueue knows the queue")
+
+
+def test_plain_mode_is_refused_where_a_queue_named_default_takes_jobs(plain: World) -> None:
+    default_queue(plain)
+    captured(plain)
+
+
+def test_plain_mode_is_refused_where_kueue_manages_jobs_without_a_queue(plain: World) -> None:
+    with plain.cluster.reconfigured("kueue", config={"manageJobsWithoutQueueName": True}):
+        captured(plain)
+
+
+def test_where_kueue_takes_jobs_and_does_not_gate_them_no_probe_is_made(plain: World) -> None:
+    with plain.cluster.reconfigured("kueue", feature_gates={"AdmissionGatedBy": False}):
+        default_queue(plain)
+        text = "Kueue takes a TrainJob with no queue, and Kueue does not enforce admission-gated-by: check"
+        with pytest.raises(Unsupported, match=text):
+            adapters.prove(plain)
+        assert plain.created_trainjobs() == []
