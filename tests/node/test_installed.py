@@ -156,6 +156,8 @@ def test_many_workloads_stay_within_its_memory_limit(
     assert deployment.holder() == leader["metadata"]["name"]  # it did the passes
     for pod in both:  # nobody was killed: they are the same containers still
         assert deployment.container(pod)["containerID"] == pod["status"]["containerStatuses"][0]["containerID"]
+    namespace.close()  # now, and waited for: no other test should be slowed down by it
+    cluster.wait(lambda: cluster.find("Namespace", namespace.name) is None, "the Workloads are gone", 900, interval=1)
 
 
 def test_one_that_is_killed_is_started_again(deployment: Installed) -> None:
