@@ -118,8 +118,10 @@ def test_a_create_that_gets_no_answer_leaves_nothing(
 ) -> None:
     adapters.impatient(monkeypatch)
     through(plain, proxy)
-    with proxy.lose_answer("POST", CREATE), proxy.answer(500, "POST", CREATE), pytest.raises(Unreachable) as error:
-        adapters.prove(plain)
+    """The first is carried out, and the server fails from then on."""
+    with proxy.lose_answer("POST", CREATE, times=1), proxy.answer(500, "POST", CREATE):
+        with pytest.raises(Unreachable) as error:
+            adapters.prove(plain)
     assert str(error.value).startswith(f"dispatch: unreachable: preflight probe: TrainJob {plain.namespace.name}/dj-")
 
 

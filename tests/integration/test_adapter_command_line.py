@@ -140,16 +140,35 @@ def test_ctrl_c_exits_130(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert adapter.main(["-c", config, "list"]) == 130
 
 
-def test_the_example_of_the_page_runs(world: World, config: str) -> None:
-    page = pathlib.Path("docs/adapter.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+README = pathlib.Path("README.md").read_text()
+
+
+def test_the_example_of_the_readme_sees_a_job_through(world: World, config: str) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     argv = [sys.executable, "-c", code]
     env = {**os.environ, "PYTHONPATH": str(pathlib.Path().resolve())}
-    done = subprocess.run(argv, cwd=pathlib.Path(config).parent, env=env, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert adapter.State(done.stdout.strip()) in (State.STARTING, State.RUNNING)
-    (handle,) = world.backend.list()
-    assert len(world.running(handle, 4)) == 4
+    where = pathlib.Path(config).parent
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, cwd=where, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+        (handle,) = world.wait(world.backend.list, "the job is started")
+        for pod in world.running(handle, 4):
+            world.cluster.pods.succeed(pod)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert out.splitlines()[-1].startswith("succeeded None")
+
+
+def test_the_preflight_of_the_readme_is_real(kueue: World, tmp_path: pathlib.Path) -> None:
+    kueue.namespace.wait_served()
+    (tmp_path / "config.json").write_text(json.dumps(kueue.settings))
+    (shown,) = re.findall(r"\$ python adapter.py preflight\n(.*?)```", README, re.DOTALL)
+    assert run("preflight", cwd=tmp_path) == (0, shown, "")
+
+
+def test_every_operation_is_in_the_readme() -> None:
+    table = README.partition("| call | what for |\n|---|---|\n")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == {name for name in vars(adapter.Backend) if not name.startswith("_")}
 
 
 def test_help_names_every_verb() -> None:

@@ -67,9 +67,10 @@ class Site:
             "kueue": {**kueue, "admissionLease": f"dispatch-system/{lease}"},
         }
 
-    def backend(self, lease: str) -> adapter.Backend:
-        """The adapter, in this namespace."""
-        return adapter.connect(self.settings(lease), api_client=self.cluster.admin)
+    def backend(self, lease: str, *, read_only: bool = False) -> adapter.Backend:
+        """The adapter, in this namespace, once a gate serves it."""
+        self.namespace.wait_served()
+        return adapter.connect(self.settings(lease), read_only=read_only, api_client=self.cluster.admin)
 
     def spec(self, *options: str, **more: Any) -> adapter.JobSpec:
         """Of a new job that runs program.py with these options; `more` are fields of it."""

@@ -41,7 +41,6 @@ def lease(real_node: RealNode) -> Iterator[str]:
 
 def start(site: Site, lease: str, *options: str, **more: Any) -> str:
     """A job of the adapter's that was opened, by name: its objects carry all that the adapter puts there."""
-    site.namespace.wait_served()
     backend = site.backend(lease)
     handle = backend.start(site.spec(*options, **more))
     workload = site.namespace.workload
@@ -60,7 +59,7 @@ def finished(site: Site, job: str) -> bool:
 def told(site: Site, lease: str, job: str, state: State, cause: Cause | None, words: str = "") -> Status:
     """The job's status, which is this: from a backend that has seen nothing before."""
     handle = Handle(site.namespace.name, job, site.namespace.get("TrainJob", job)["metadata"]["uid"])
-    status = site.backend(lease).inspect(handle)
+    status = site.backend(lease, read_only=True).inspect(handle)
     assert (status.state, status.cause) == (state, cause), status
     assert words in status.detail
     return status

@@ -29,6 +29,7 @@ def test_an_orchestrator_that_is_killed_sees_its_job_through(site: Site, tmp_pat
         )
 
     with site.cluster.controller(lease=lease):
+        site.namespace.wait_served()
         with orchestrator() as first:
             job = wait(lambda: f"dj-{json.loads(record.read_text())['job']}-s1", "the job has a name")
             site.running(job, "1000001")
