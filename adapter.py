@@ -1726,7 +1726,7 @@ def status_of(handle: Handle, evidence: Evidence, now: datetime.datetime) -> Sta
     past_gate = [pod for pod in evidence.pods if _annotations(pod).get(ADMISSION) == "0"]
     pods = [
         PodStatus(
-            _count(_annotations(pod).get(RANK)),
+            rank_of(pod),
             _name(pod),
             str(_at(pod, "spec", "nodeName") or ""),
             str(_at(pod, "status", "phase") or "Unknown"),
@@ -1740,7 +1740,7 @@ def status_of(handle: Handle, evidence: Evidence, now: datetime.datetime) -> Sta
         verdict.detail,
         verdict.exit_code,
         str(_at(verdict.pod, "spec", "nodeName") or "") or None,
-        _count(_annotations(verdict.pod).get(RANK)),
+        rank_of(verdict.pod),
         admission=_count(counts.get(ADMISSION)),
         restart=max((_count(_labels(pod).get(RESTART)) or 0 for pod in current), default=None),
         epoch=_count(counts.get(EPOCH)),

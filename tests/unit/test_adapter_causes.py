@@ -29,6 +29,7 @@ from tests.unit.test_adapter_classify import (
 
 EPOCH, ADMISSION = "dispatch.phpboyscout.uk/epoch", "dispatch.phpboyscout.uk/admission"
 RANK, RESTART = "batch.kubernetes.io/job-completion-index", "jobset.sigs.k8s.io/restart-attempt"
+TRAINS = "jobset.sigs.k8s.io/replicatedjob-name"
 FAILED = trainjob(condition("Failed", "FailedJobs", "first failed job: x"))
 SUSPENDED = trainjob(suspend=True)
 LOST_TAINT = {"spec": {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}}
@@ -65,7 +66,11 @@ def pod(
     container = {"name": "node", "state": state, "lastState": last or {}}
     phases = {"running": "Running", "waiting": "Pending", "terminated": "Failed"}
     return {
-        "metadata": {"name": name, "annotations": {EPOCH: epoch, RANK: name[-1]}, "labels": {RESTART: restart}},
+        "metadata": {
+            "name": name,
+            "annotations": {EPOCH: epoch, RANK: name[-1]},
+            "labels": {RESTART: restart, TRAINS: "node"},
+        },
         "spec": {"nodeName": "n1"},
         "status": {
             "phase": phase or phases[next(iter(state))],
@@ -463,6 +468,13 @@ def test_the_status_names_the_end_that_decided() -> None:
     pods = [pod(end("Error", 1, 20)), pod(end("OOMKilled", 137, 10), name="p-1")]
     status = adapter.status_of(HANDLE, Evidence(FAILED, pods), NOW)
     assert (status.exit_code, status.node, status.rank) == (137, "n1", 1)
+
+
+def test_only_a_pod_that_trains_has_a_rank() -> None:
+    helper = pod(end("Error", 3))
+    helper["metadata"]["labels"][TRAINS] = "dataset-initializer"
+    status = adapter.status_of(HANDLE, Evidence(FAILED, [helper]), NOW)
+    assert (status.exit_code, status.node, status.rank) == (3, "n1", None)
 
 
 def test_interruptions_are_those_of_all_admissions_but_for_holds() -> None:

@@ -150,8 +150,9 @@ def test_a_stopping_job_names_the_pods_that_are_left() -> None:
 
 def test_a_status_has_the_counts_and_the_pods_by_rank() -> None:
     rank = "batch.kubernetes.io/job-completion-index"
-    restart: dict[str, Any] = {"labels": {"jobset.sigs.k8s.io/restart-attempt": "2"}}
-    pods = [pod(name="b", annotations={rank: "1"}, **restart), pod(name="a", annotations={rank: "0"})]
+    labels = {"jobset.sigs.k8s.io/restart-attempt": "2", "jobset.sigs.k8s.io/replicatedjob-name": "node"}
+    restart: dict[str, Any] = {"labels": labels}
+    pods = [pod(name="b", annotations={rank: "1"}, **restart), pod(name="a", annotations={rank: "0"}, **restart)]
     status = adapter.status_of(HANDLE, Evidence(trainjob(), pods, ADMITTED), NOW)
     assert (status.state, status.admission, status.epoch, status.restart) == (State.RUNNING, 1, 1_000_001, 2)
     assert [(p.rank, p.pod, p.node, p.phase) for p in status.pods] == [
