@@ -200,20 +200,26 @@ def test_a_preempted_job_looks_as_recorded(real_node: RealNode, lease: str) -> N
         assert [(i.cause, i.count) for i in status.interruptions] == [(Cause.PREEMPTED, 1)]
 
 
-def test_a_preempted_job_that_fails_of_it_was_preempted(real_node: RealNode, lease: str) -> None:
-    """A rule by exit code, and a finalizer that has the Job controller see the pod's end: see test_attempts.py."""
+def test_a_preempted_job_that_its_job_fails_by_exit_code_is_not_the_programs_failure(
+    real_node: RealNode, lease: str
+) -> None:
+    """A rule by exit code, and a finalizer that has the Job controller see the pod's end: see test_attempts.py.
+
+    The JobSet takes note only when it is resumed: then the failure is another admission's, and nothing of that tells.
+    """
     with on(real_node, exit_code_rule=True) as site:
         job = start(site, lease)
         (pod,) = site.running(job)
         name, finalizers = pod["metadata"]["name"], pod["metadata"]["finalizers"]
         site.namespace.patch("Pod", name, {"metadata": {"finalizers": [*finalizers, "dispatch.test/seen"]}})
-        other = site.submit(priority="high")
-        get = site.namespace.get
+        other, get = site.submit(priority="high"), site.namespace.get
         site.cluster.wait(lambda: jobs.condition(get("Job", f"{job}-node-0"), "FailureTarget"), "the Job has seen it")
         site.namespace.patch("Pod", name, {"metadata": {"finalizers": []}})
-        site.cluster.wait(lambda: jobs.condition(get("TrainJob", job), "Failed"), f"{job} has failed")
-        told(site, lease, job, State.FAILED, Cause.PREEMPTED, "Workload Evicted: Preempted: ")
+        site.cluster.wait(lambda: not site.namespace.pods(job), "the pod is gone")
+        told(site, lease, job, State.QUEUED, Cause.PREEMPTED, "Workload Evicted: Preempted: ")
         site.end(other)
+        site.cluster.wait(lambda: jobs.condition(get("TrainJob", job), "Failed"), f"{job} has failed")
+        told(site, lease, job, State.FAILED, Cause.UNKNOWN, "failed with exit code 143 matching FailJob rule")
 
 
 def test_a_pod_that_is_evicted_looks_as_recorded(site: Site, lease: str) -> None:
