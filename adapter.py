@@ -212,7 +212,7 @@ class State(_Known):
 
 
 class Fault(_Known):
-    """Who can do something about it."""
+    """Whose doing it is."""
 
     PROGRAM = "program"
     CLUSTER = "cluster"
@@ -3342,8 +3342,9 @@ class Backend:
     def inspect(self, handle: Handle) -> Status:
         """The job's status now. Once final it never changes. Raises NotFound when it is gone, or its name is another's.
 
-        Three reads for a job that is well, more where they may tell a cause. It knows what the cluster still has: of a
-        failure that is long over that may be less than a watch saw. It waits up to 5 s for the cause of a fresh one.
+        Two reads for a job that is well, three in Kueue mode, more where they may tell a cause. It knows what the
+        cluster still has: of a failure that is long over that may be less than a watch saw. It waits up to 5 s for the
+        cause of a fresh one.
         """
         if handle in self._final:
             self._trainjob(handle)
