@@ -43,6 +43,10 @@ def end(reason: str, code: int = 1, when: int = 10) -> Object:
     return {"terminated": {"reason": reason, "exitCode": code, "finishedAt": at(when)}}
 
 
+def unknown_end() -> Object:
+    return {"terminated": {"reason": "ContainerStatusUnknown", "exitCode": 137, "finishedAt": None}}
+
+
 def waits(reason: str) -> Object:
     return {"waiting": {"reason": reason, "message": "so it is"}}
 
@@ -165,6 +169,11 @@ ROWS: list[tuple[str, Evidence, State, Cause | None, str]] = [
     (
         *("e", Evidence(FAILED, [pod(end("Error", 137), reason="Evicted", message="disk full")])),
         *(State.FAILED, Cause.EVICTED, "pod p-0 on n1: Evicted: disk full"),
+    ),
+    (
+        # Seen on a busy node: the kubelet lost sight of the container that it had just ended.
+        *("e", Evidence(FAILED, [pod(unknown_end(), reason="Evicted", message="disk full")])),
+        *(State.FAILED, Cause.EVICTED, "Evicted: disk full"),
     ),
     (
         *("e", Evidence(FAILED, [pod(end("Error", 143), disrupted("TerminationByKubelet"))])),
