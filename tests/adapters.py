@@ -223,10 +223,14 @@ def settings_for(cluster: Cluster, namespace: Namespace, mode: str, without: str
     return settings
 
 
-def account(cluster: Cluster, namespace: str, without: str = "") -> pathlib.Path:
-    """A kubeconfig of the account of `examples/adapter-role.yaml`, in this namespace instead of `team-a`."""
+def account(cluster: Cluster, namespace: str, without: str = "", *, name: str = ACCOUNT) -> pathlib.Path:
+    """A kubeconfig of the account of `examples/adapter-role.yaml`, in this namespace instead of `team-a`.
+
+    `without` is a right that it does not have, such as `get pods/log`.
+    """
     verb, _, resource = without.partition(" ")
-    for obj in yaml.safe_load_all((EXAMPLES / "adapter-role.yaml").read_text().replace("team-a", namespace)):
+    text = (EXAMPLES / "adapter-role.yaml").read_text().replace("team-a", namespace).replace(ACCOUNT, name)
+    for obj in yaml.safe_load_all(text):
         if obj["kind"] == "ClusterRoleBinding":
             obj["metadata"]["name"] += f"-{namespace}"
         if without and obj["kind"] in ("ClusterRole", "Role"):
@@ -236,7 +240,7 @@ def account(cluster: Cluster, namespace: str, without: str = "") -> pathlib.Path
             obj["roleRef"]["name"] = namespace
         with contextlib.suppress(ApiError) if obj["kind"] == "ClusterRole" else contextlib.nullcontext():
             cluster.apply(obj)
-    return cluster.token_kubeconfig(namespace, ACCOUNT)
+    return cluster.token_kubeconfig(namespace, name)
 
 
 def _weaker(rule: Object, verb: str, resource: str) -> list[Object]:
@@ -260,19 +264,27 @@ def install_runtime(cluster: Cluster) -> None:
 
 
 @contextlib.contextmanager
-def mutating_policy(cluster: Cluster, namespace: str, patch: str) -> Iterator[None]:
-    """Somebody's admission policy changes each TrainJob that is created in the namespace: `patch`, a CEL JSON patch."""
+def mutating_policy(
+    cluster: Cluster, namespace: str, patch: str, *, operation: str = "CREATE", when: str = "true"
+) -> Iterator[None]:
+    """Somebody's admission policy changes each TrainJob that is created in the namespace: `patch`, a CEL JSON patch.
+
+    `when`, in CEL, limits it, and `operation` may be UPDATE. The policy works a moment later.
+    """
     version, name = "admissionregistration.k8s.io/v1", f"change-{namespace}"
     path = f"/apis/{version}/mutatingadmissionpolic"
     rule = {
         "apiGroups": ["trainer.kubeflow.org"],
         "apiVersions": ["*"],
-        "operations": ["CREATE"],
+        "operations": [operation],
         "resources": ["trainjobs"],
     }
     policy = {
         "matchConstraints": {"resourceRules": [rule]},
-        "matchConditions": [{"name": "namespace", "expression": f"object.metadata.namespace == '{namespace}'"}],
+        "matchConditions": [
+            {"name": "namespace", "expression": f"object.metadata.namespace == '{namespace}'"},
+            {"name": "when", "expression": when},
+        ],
         "failurePolicy": "Fail",
         "reinvocationPolicy": "Never",
         "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],

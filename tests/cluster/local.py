@@ -12,7 +12,7 @@ import functools
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from subprocess import SubprocessError
 from typing import Any
 
@@ -56,8 +56,17 @@ def up(folder: pathlib.Path, *, progress: Progress = quiet) -> Iterator[Cluster]
         down(folder, cluster)
 
 
-def start(folder: pathlib.Path, *, with_real_node: bool = False, progress: Progress = quiet) -> Cluster:
-    """Starts a cluster in `folder`, owned by this process: `down` it, or `cluster.disown()` it."""
+def start(
+    folder: pathlib.Path,
+    *,
+    with_real_node: bool = False,
+    controllers: Collection[str] = CONTROLLERS,
+    progress: Progress = quiet,
+) -> Cluster:
+    """Starts a cluster in `folder`, owned by this process: `down` it, or `cluster.disown()` it.
+
+    Of the `controllers` that are left out the custom resources are not there either, nor kwok's nodes.
+    """
     folder = folder.absolute()
     if reason := places.unusable(folder):
         raise LocalError(reason)
@@ -72,7 +81,7 @@ def start(folder: pathlib.Path, *, with_real_node: bool = False, progress: Progr
         described = Components(folder, programs, processes.ports(*PORTS))
         described.prepare()
         described.save()
-        cluster = _Starting(described, processes, progress).run()
+        cluster = _Starting(described, processes, progress, controllers).run()
         if with_real_node:
             add_real_node(cluster, progress)
     except (ClusterError, *_FAILURES) as error:
@@ -163,8 +172,11 @@ def _launch(folder: pathlib.Path) -> Processes:
 class _Starting:
     """One start, in the order that the components need, and side by side where they do not."""
 
-    def __init__(self, components: Components, processes: Processes, progress: Progress) -> None:
+    def __init__(
+        self, components: Components, processes: Processes, progress: Progress, controllers: Collection[str]
+    ) -> None:
         self.components, self.processes, self.progress = components, processes, progress
+        self.controllers = [name for name in CONTROLLERS if name in controllers]
         self.cluster = Cluster(components, processes)
         self.api: Api = self.cluster.api
 
@@ -173,21 +185,25 @@ class _Starting:
             try:
                 self.progress("starting etcd and the API server")
                 self.launch("etcd", "kube-apiserver")
-                parsed = {n: pool.submit(manifests.crds, self.components, n) for n in CONTROLLERS}
+                parsed = {n: pool.submit(manifests.crds, self.components, n) for n in self.controllers}
                 self.cluster.ready("kube-apiserver")
                 self.progress("starting the controllers")
                 self.launch("kube-controller-manager", "kube-scheduler")
-                made = [pool.submit(self.install, name, parsed[name]) for name in CONTROLLERS]
+                made = [pool.submit(self.install, name, parsed[name]) for name in self.controllers]
                 made += [pool.submit(self.namespace, name) for name in NAMESPACES]
                 _finish(made)
-                _finish([pool.submit(self.cluster.ready, name) for name in (*CONTROLLERS, "kube-controller-manager")])
+                _finish(
+                    [pool.submit(self.cluster.ready, name) for name in (*self.controllers, "kube-controller-manager")]
+                )
                 self.progress("installing the runtime, priorities and nodes")
-                objects = [*manifests.runtimes(self.components), _KUBELET_ACCESS]
-                objects += manifests.priorities()
+                objects = [_KUBELET_ACCESS]
+                objects += manifests.runtimes(self.components) if "trainer" in self.controllers else []
+                objects += manifests.priorities() if "kueue" in self.controllers else []
                 _finish([pool.submit(self.api.create, obj) for obj in objects])
-                for name in KWOK_NODES:
+                nodes = KWOK_NODES if "kwok" in self.controllers else ()
+                for name in nodes:
                     self.cluster.nodes.create(name, ready=False)
-                _finish([pool.submit(self.cluster.nodes.wait_ready, name) for name in KWOK_NODES])
+                _finish([pool.submit(self.cluster.nodes.wait_ready, name) for name in nodes])
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.processes.shutdown()  # now, so that the threads that still wait for something give up

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 import adapter
-from adapter import Answer, Backend, Capability, Source, Support, Unauthorized, Unsupported
+from adapter import Answer, Backend, Capability, ReadOnly, Source, State, Support, Unauthorized, Unsupported
 from tests import adapters
 from tests.adapters import World
 from tests.cluster.cluster import Cluster
@@ -163,3 +167,118 @@ def test_a_check_that_is_limited_to_some_flavors_counts_as_not_listed(cluster: C
     with adapters.world(cluster, "kueue", flavors=("a", "b"), on_flavors=["a"]) as world:
         text = f"ClusterQueue {world.namespace.name} does not list AdmissionCheck {world.namespace.check}"
         assert adapters.observing(world) == f"the readmission gate is not proven: {text}"
+
+
+# --- holding
+
+HELD = f"object.metadata.annotations[?'{adapter.HOLD}'].orValue('') == '1'"
+GATED = f"'{adapter.GATE}' in object.metadata.annotations"
+OPENED = f"{HELD} && !({GATED}) && '{adapter.GATE}' in oldObject.metadata.annotations"
+AT_HOLD = "/metadata/annotations/dispatch.phpboyscout.uk~1hold"
+STEPS = {  # what a policy does to the updates of a TrainJob: when, and how; the text
+    "hold": (
+        HELD,
+        '[JSONPatch{op: "add", path: "/metadata/annotations/x", value: object.metadata.annotations["nothing"]}]',
+        "the cluster refuses it: .*no such key",
+    ),
+    "inspect": (
+        f"{HELD} && {GATED}",
+        f'[JSONPatch{{op: "remove", path: "{AT_HOLD}"}}]',
+        "it is gated, with hold None, instead of held, with hold 1",
+    ),
+    "open": (
+        OPENED,
+        f'[JSONPatch{{op: "replace", path: "{AT_HOLD}", value: "7"}}]',
+        "it is held, with hold 7, instead of held, with hold 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_of_holding_that_fails_makes_hold_a_no(plain: World, step: str) -> None:
+    when, patch, text = STEPS[step]
+
+    def lowered() -> Backend | None:
+        backend = adapters.prove(plain)
+        return backend if backend.capabilities()[Capability.HOLD].value is Answer.NO else None
+
+    name = plain.namespace.name
+    with adapters.mutating_policy(plain.cluster, name, patch, operation="UPDATE", when=when):
+        backend = plain.wait(lowered, "the policy works")
+        hold = backend.capabilities()[Capability.HOLD]
+        assert hold.source is Source.PROBED
+        assert re.match(rf"preflight probe step {step} failed: .*{text}", hold.reason)
+        assert adapter.remedy(hold.reason)
+        assert backend.observe_only == ""
+        handle = backend.start(plain.spec())
+        for operation in (backend.hold, backend.release):
+            with pytest.raises(Unsupported) as error:
+                operation(handle, 1)
+            assert str(error.value).endswith(hold.reason)
+
+
+def test_a_release_that_is_not_refused_as_stale_makes_hold_a_no(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "released", lambda *_: None)
+    hold = adapters.prove(world).capabilities()[Capability.HOLD]
+    text = "preflight probe step release failed: instance 2 was not refused as stale"
+    assert hold == Support(Answer.NO, Source.PROBED, text)
+
+
+# --- a spec
+
+
+def test_a_runtime_that_may_overlap_lowers_attempt_injection(world: World) -> None:
+    backend = adapters.prove(world)
+    assert backend.capabilities(world.spec()) == backend.capabilities()
+    stock = backend.capabilities(world.spec(runtime={"name": "torch-distributed"}))
+    reason = "the runtime's Jobs may replace a pod while it terminates"
+    assert stock.pop(Capability.ATTEMPT_INJECTION) == Support(Answer.NO, Source.DECLARED, reason)
+    assert stock == {c: s for c, s in backend.capabilities().items() if c is not Capability.ATTEMPT_INJECTION}
+
+
+def test_a_runtime_that_cannot_run_a_spec_is_unsupported(plain: World) -> None:
+    backend = adapters.prove(plain)
+    spec = plain.spec(runtime={"name": "nowhere"})
+    for call in (backend.capabilities, backend.start):
+        with pytest.raises(Unsupported, match=r"Runtime nowhere cannot run .*: there is none of that name"):
+            call(spec)
+
+
+# --- what does not write
+
+
+@pytest.mark.parametrize("why", ["observe-only", "read-only"])
+def test_who_does_not_write_reads_as_ever(world: World, why: str) -> None:
+    handle = world.opened()
+    settings = dict(world.settings)
+    if why == "observe-only":
+        weak = adapters.account(world.cluster, world.namespace.name, "delete pods", name="weak")
+        settings["kubeconfig"] = str(weak)
+    backend = adapter.connect(settings, read_only=why == "read-only")
+    text = "the backend was opened read-only"
+    if why == "observe-only":
+        text = "the cluster is observe-only: not permitted to delete pods"
+        assert backend.observe_only == "not permitted to delete pods"
+    before = world.trainjob(handle)
+    writes: dict[str, tuple[Callable[..., object], tuple[Any, ...]]] = {
+        "start": (backend.start, (world.spec(),)),
+        "open": (backend.open, (handle,)),
+        "hold": (backend.hold, (handle, 1)),
+        "release": (backend.release, (handle, 1)),
+        "stop": (backend.stop, (handle,)),
+        "stop job": (backend.stop_job, (handle.job,)),
+    }
+    for name, (write, arguments) in writes.items():
+        expected = Unsupported if (name, why) == ("start", "observe-only") else ReadOnly
+        with pytest.raises(expected) as error:
+            write(*arguments)
+        what = f"{name.split()[0]} in namespace {world.namespace.name}: {text}"
+        assert str(error.value) == f"dispatch: {expected.kind}: {what}"
+    assert world.trainjob(handle)["spec"] == before["spec"]
+    assert backend.find(handle.job) == backend.list() == (handle,)
+    assert backend.inspect(handle).state is State.RUNNING
+    assert backend.ceased(handle).value is Answer.NO
+    with backend.watch(handle) as statuses:
+        assert next(iter(statuses)).state is State.RUNNING
+    with backend.output(handle) as lines:
+        list(lines)

@@ -150,6 +150,14 @@ def test_without_admission_gated_by_no_probe_is_made(cluster: Cluster, gate: Gat
     assert gate.exit_code is None
 
 
+def test_a_probe_evicts_nobody_where_all_is_well(cluster: Cluster, gate: Gate) -> None:
+    with cohort(cluster) as (world, other, neighbour):
+        assert adapters.prove(world).capabilities()[Capability.HOLD].value is Answer.YES
+        assert len(world.created_trainjobs()) == 1
+        assert evictions(other, neighbour) == []
+    assert gate.exit_code is None
+
+
 def test_guard_off_a_probe_without_a_dry_run_evicts_another_tenants_job(
     cluster: Cluster, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
