@@ -1552,13 +1552,8 @@ def _events(evidence: Evidence, *reasons: str, since: str = "") -> list[tuple[Ca
         when = _second(next(filter(None, times), None))
         other = _at(about, "kind") == "TrainJob" and _at(about, "uid") != uid
         if reason in reasons and when >= since and not (other or "Cancelling deletion" in _words(event)):
-            found.append(
-                (
-                    when,
-                    _CAUSE_OF.get(reason, Cause.UNKNOWN),
-                    f"Event of {_at(about, 'kind')} {_at(about, 'name')}: {_words(event)}",
-                )
-            )
+            text = f"Event of {_at(about, 'kind')} {_at(about, 'name')}: {_words(event)}"
+            found.append((when, _CAUSE_OF.get(reason, Cause.UNKNOWN), text))
     return [(cause, text) for _, cause, text in sorted(found, reverse=True)]
 
 
