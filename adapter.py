@@ -16,6 +16,8 @@ What it guarantees:
   submission): a crash at any point leaves one object, which `find` finds and `start` returns again, or none.
 - Every write is made on the version that was read, and on no object of another UID. A write that met a conflict is
   decided anew on the fresh object; one whose answer was lost is looked up, never assumed done or undone.
+- Proof before trust: `connect` proves the cluster's gates by a probe that cannot run; else it observes, and says why.
+- A hold stays until this very instance is released. In plain mode a release never overlaps attempts.
 - `stop` returns when nothing of the job is left, or says what is.
 - "Unreachable" is an error, never a verdict about a job.
 
@@ -1168,9 +1170,10 @@ RIGHTS = (  # what needs them, verbs, resource. Those on kueue.x-k8s.io in Kueue
     ("node causes", "get", "nodes"),
     ("event causes", "list", "events"),
 )
+ROLE = "examples/adapter-role.yaml"
 UNENFORCED = "Kueue does not enforce admission-gated-by: check the Kueue version and the AdmissionGatedBy feature"
 REMEDIES = (  # every reason of preflight, and what to do; docs/preflight.md has the same. The first that fits counts
-    ("not permitted to <verb> <resource>", "grant it: examples/adapter-role.yaml has all"),
+    ("not permitted to <verb> <resource>", f"grant it: {ROLE} has all"),
     ("kueue.admissionCheck is not set", "set it in the settings"),
     ("LocalQueue <namespace>/<name> does not exist", "create it, or correct kueue.localQueue"),
     ("ClusterQueue <name> does not exist", "create it, or correct the LocalQueue's clusterQueue"),
@@ -1191,7 +1194,7 @@ REMEDIES = (  # every reason of preflight, and what to do; docs/preflight.md has
         "check the Kueue version and the AdmissionGatedBy feature",
     ),
     (UNENFORCED, "switch the feature gate AdmissionGatedBy on; it is there from Kueue 0.17"),
-    ("a dry run of the probe: <fault>", "look at the webhooks and policies that change TrainJobs"),
+    ("the probe: <fault>", "look at the webhooks and policies that change TrainJobs"),
     ("nothing proved it within <time>: <seen>", "see that Trainer, JobSet and Kueue run, or raise probeTimeout"),
     ("preflight probe step <name> failed: <error>", "follow the error's text, then connect again"),
     ("not probed: the backend is read-only", "open it without read_only"),
@@ -1232,7 +1235,7 @@ def readmission_fault(kueue: Kueue, namespace: str, found: Mapping[str, Object |
     check, queue = kueue.admission_check, _at(found.get("LocalQueue"), "spec", "clusterQueue")
     names = {
         "LocalQueue": f"{namespace}/{kueue.local_queue}",
-        "ClusterQueue": queue,
+        "ClusterQueue": queue or "(none)",
         "AdmissionCheck": check,
         "Lease": kueue.admission_lease,
     }
@@ -3510,7 +3513,7 @@ class Backend:
             allowed = pool.map(lambda right: may(api, right, self._namespace), asked)
         self._denied = frozenset(right for right, yes in zip(asked, allowed, strict=True) if not yes)
         if lacking := self._lacking("observe"):
-            raise Unauthorized(f"the adapter may not {lacking}, so it cannot observe the cluster: grant it")
+            raise Unauthorized(f"the adapter may not {lacking}, so it cannot observe the cluster: grant it, see {ROLE}")
         if lacking := self._lacking("write"):
             self.observe_only = f"not permitted to {lacking}"
         if self.settings.kueue:
@@ -3538,10 +3541,12 @@ class Backend:
             "Lease": f"/apis/coordination.k8s.io/v1/namespaces/{place}/leases/{lease}",
         }
         found: dict[str, Object | None] = {}
+        now = _now()
         for kind, path in resources.items():
-            queue = segment(_at(found["LocalQueue"], "spec", "clusterQueue")) if kind == "ClusterQueue" else ""
+            queue = _at(found["LocalQueue"], "spec", "clusterQueue") if kind == "ClusterQueue" else None
+            where = path + segment(queue) if queue else path
             try:
-                found[kind], now = read_dated(self._api, path + queue)
+                found[kind], now = read_dated(self._api, where) if where[-1] != "/" else (None, now)
             except ApiError as error:
                 if error.status != 403:
                     raise _explanation(error, f"preflight: {kind} of the readmission gate") from error
@@ -3586,8 +3591,10 @@ class Backend:
                 return fault, ""
             handle = None
             try:
-                handle = self._handle(self._create(probe)[0])
-                fault = self._evidence(handle, captured)
+                made, _ = self._create(probe)
+                handle = self._handle(made)
+                fault = "" if captured else answer_fault(probe, made)
+                fault = f"the probe: {fault}" if fault else self._evidence(handle, captured)
                 return fault, "" if fault or self._lacking("hold") else self._hold_steps(handle)
             finally:
                 try:

@@ -6,6 +6,7 @@ No gate runs but those that the tests start.
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.gate import Gate
 from tests.cluster.namespaces import Namespace
+from tests.faults.proxy import Proxy
 
 PROBE = "dispatch.phpboyscout.uk/probe"
 
@@ -51,6 +53,15 @@ def no_cluster_queue(world: World) -> str:
     world.cluster.create({**queue, "spec": {"clusterQueue": "nowhere"}})
     world.settings["kueue"]["localQueue"] = "astray"
     return "ClusterQueue nowhere does not exist"
+
+
+def no_cluster_queue_named(world: World) -> str:
+    metadata = {"name": "astray", "namespace": world.namespace.name}
+    world.cluster.create(
+        {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": metadata, "spec": {}}
+    )
+    world.settings["kueue"]["localQueue"] = "astray"
+    return "ClusterQueue (none) does not exist"
 
 
 def not_listed(world: World) -> str:
@@ -96,8 +107,8 @@ def never_renewed(world: World) -> str:
 
 
 FAULTS = [
-    *(no_check, no_local_queue, no_cluster_queue, not_listed, not_there, another_controllers),
-    *(not_active, no_lease, no_holder, never_renewed),
+    *(no_check, no_local_queue, no_cluster_queue, no_cluster_queue_named, not_listed, not_there),
+    *(another_controllers, not_active, no_lease, no_holder, never_renewed),
 ]
 
 
@@ -210,6 +221,22 @@ def test_a_policy_that_takes_the_gate_off_is_found_by_a_dry_run(cluster: Cluster
             made = world.created_trainjobs()
             assert adapters.observing(world) == found
             assert world.created_trainjobs() == made  # none since the policy works
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_gate_that_is_taken_off_the_probe_itself_is_found(plain: World, proxy: Proxy, lost: bool) -> None:
+    """By a policy that leaves a dry run alone; also when the answer to the create is lost."""
+    patch = '[JSONPatch{op: "remove", path: "/metadata/annotations/dispatch.phpboyscout.uk~1gate"}]'
+    plain.settings["kubeconfig"] = str(proxy.kubeconfig(pathlib.Path(plain.settings["kubeconfig"])))
+    name = plain.namespace.name
+    with adapters.mutating_policy(plain.cluster, name, patch, when="request.?dryRun.orValue(false) == false"):
+        with proxy.lose_answer("POST", "/trainjobs$") if lost else contextlib.nullcontext():
+            found = plain.wait(lambda: adapters.prove(plain).observe_only, "the policy works")
+    assert found == (
+        "the start gate is not proven: the probe: it came back without its gate dispatch.phpboyscout.uk/gate: "
+        "look at the webhooks that change TrainJobs"
+    )
+    assert plain.created_trainjobs() != []
 
 
 def test_pods_of_the_probe_are_named(plain: World) -> None:
