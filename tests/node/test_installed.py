@@ -135,7 +135,7 @@ def test_its_namespace_enforces_restricted_and_its_processes_have_nothing(deploy
         assert status["Seccomp"] == "2"
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_many_workloads_stay_within_its_memory_limit(
     deployment: Installed, namespace: Namespace, count: Callable[[int, int], int]
 ) -> None:
