@@ -344,6 +344,14 @@ def test_a_job_that_somebody_deactivated(kueue: World) -> None:
     assert kueue.backend.inspect(handle).interruptions == ()
 
 
+def test_a_job_that_kueue_lets_run_for_so_long_only(kueue: World) -> None:
+    handle = kueue.started(nodes=1, resources=SMALL)
+    label = {"kueue.x-k8s.io/max-exec-time-seconds": "2"}
+    kueue.namespace.patch("TrainJob", handle.name, {"metadata": {"labels": label}})
+    kueue.backend.open(handle)
+    told(kueue, handle, State.FAILED, Cause.TIMEOUT, "DeactivatedDueToMaximumExecutionTimeExceeded: ")
+
+
 def test_our_own_hold_is_held_and_has_no_cause(kueue: World) -> None:
     handle, _ = running(kueue)
     kueue.annotate(handle, adapter.HOLD, "7")
