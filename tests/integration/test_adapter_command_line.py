@@ -52,7 +52,7 @@ def test_a_job_from_its_start_to_its_stop(world: World, config: str) -> None:
     code, out, _ = run("-c", config, "inspect", str(handle))
     assert code == 0
     assert out.splitlines()[0] == "state     running"
-    assert f"pod       {handle.name}-node-0-0-" in out
+    assert f"pod       0 {handle.name}-node-0-0-" in out
     assert run("-c", config, "find", handle.job) == (0, f"{handle}\n", "")
     assert run("-c", config, "list") == (0, f"{handle}\n", "")
     assert run("-c", config, "stop", str(handle)) == (0, "", "")
