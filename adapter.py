@@ -60,7 +60,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Never, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Never, TypeVar
 
 import urllib3
 import yaml
@@ -2490,7 +2490,6 @@ def _explanation(error: ApiError, what: str) -> DispatchError:
 # What goes on: watch and output
 # ======================================================================================================================
 
-T_co = TypeVar("T_co", covariant=True)
 _Take = Callable[[str, str, str, "Object | None"], None]  # kind, job and name of an object
 _OnPod = Callable[[str, "Object | None"], None]
 _Ordered = tuple[datetime.datetime, "Line | Gap"]  # of one rank, never before the one before
@@ -2509,13 +2508,12 @@ class Live(Iterator[T]):
     `close`, or the end of its `with` block, ends it within a second, in whichever thread it waits. So does dropping it.
     """
 
-    def __init__(self, source: _Source[T]) -> None:
-        self._source = source
-        self._close = weakref.finalize(self, source.close)
+    def __init__(self, following: Callable[[], T], close: Callable[[], None]) -> None:
+        self._following, self._close = following, weakref.finalize(self, close)
 
     def __next__(self) -> T:
         try:
-            return self._source.next()
+            return self._following()
         except (StopIteration, DispatchError):
             self._close()
             raise
@@ -2529,12 +2527,6 @@ class Live(Iterator[T]):
 
     def __exit__(self, *_: object) -> None:
         self._close()
-
-
-class _Source(Protocol[T_co]):
-    def next(self) -> T_co: ...
-
-    def close(self) -> None: ...
 
 
 class _Streams:
@@ -2660,6 +2652,9 @@ class _Job:
     def told_all(self) -> bool:
         return self.last is not None and self.last.final
 
+    def forget(self) -> None:
+        self.pods, self.workloads, self.seen = {}, {}, ()
+
     def evidence(self) -> Evidence:
         workloads = [w for w in self.workloads.values() if _labels(w).get(JOB_UID) == _uid(self.trainjob)]
         return Evidence(self.trainjob, (*self.pods.values(),), next(iter(workloads), None), seen=self.seen)
@@ -2677,9 +2672,7 @@ class _Watch:
         self._namespace = backend.settings.namespace
         self._changed = threading.Condition()
         self._jobs: dict[str, _Job] = {}
-        self._due: dict[
-            str, bool
-        ] = {}  # the jobs to tell of; False: what was told last, which is stale now, or no more
+        self._due: dict[str, bool] = {}  # the jobs to tell of; False: only whether what was told is stale has changed
         self._gone: collections.deque[Status] = collections.deque()
         self._look_again: dict[str, float] = {}  # when (monotonic)
         self._quick = _Quick(backend._api)
@@ -2695,11 +2688,6 @@ class _Watch:
         self._streams.close()
         with self._changed:
             self._changed.notify_all()
-
-    @property
-    def listed(self) -> bool:
-        """Whether all there is has been seen once."""
-        return all(kind.listed for kind in self._kinds)
 
     # --- what the threads note
 
@@ -2721,7 +2709,7 @@ class _Watch:
             if kind == "Pod" and self._on_pod is not None:
                 self._on_pod(of, obj)
             if job.told_all:
-                job.pods, job.workloads, job.seen = {}, {}, ()
+                job.forget()
             elif job.trainjob is not None:
                 self._due[name] = True
             if not (job.trainjob or job.pods or job.workloads):
@@ -2734,9 +2722,10 @@ class _Watch:
             obj = None
         before, job.trainjob = job.trainjob, obj
         if before is not None and _uid(before) != _uid(obj):
+            handle = self._backend._handle(before)
+            self._backend._final.pop(handle, None)
             if not job.told_all:
-                handle, evidence = self._backend._handle(before), replace(job.evidence(), trainjob=None)
-                self._gone.append(status_of(handle, evidence, _now()))
+                self._gone.append(status_of(handle, replace(job.evidence(), trainjob=None), _now()))
             job.seen, job.last, job.stage = (), None, (-1, 0)
 
     # --- what is told
@@ -2745,15 +2734,15 @@ class _Watch:
         while not (self._streams.closed.is_set() or self._over):
             with self._changed:
                 self._look_at_connections()
-                job, evidence, status = None, None, None
-                if self._handle and self.listed and not any(job.trainjob for job in self._jobs.values()):
+                job, evidence, status, listed = None, None, None, all(kind.listed for kind in self._kinds)
+                if self._handle and listed and not any(job.trainjob for job in self._jobs.values()):
                     self._gone.append(status_of(self._handle, Evidence(None), _now()))
                 for name in [n for n, at in self._look_again.items() if at <= time.monotonic()]:
                     del self._look_again[name]
                     self._due |= {name: True} if name in self._jobs else {}
                 if self._gone:
                     status = self._gone.popleft()
-                elif self.listed and self._due:
+                elif listed and self._due:
                     name, anew = next(iter(self._due.items()))
                     del self._due[name]
                     job = self._jobs[name]
@@ -2796,13 +2785,15 @@ class _Watch:
             if job.last and replace(status, observed_at=job.last.observed_at) == job.last:
                 return None
             job.last = status
+            if status.final:
+                job.forget()
         return status
 
     def _classified(self, job: _Job, trainjob: Object, evidence: Evidence) -> Status | None:
         """A job's status. None: it is not certain yet, and is looked at again.
 
-        Each kind arrives by itself. So a TrainJob that lags behind its Workload or its pods may seem to be back in a
-        state that it had left, or to have ended by its Workload alone: then it is read anew, and that is the truth.
+        Each kind arrives by itself. So a TrainJob or Workload that lags behind its pods may seem to be back in a state
+        that it had left, or to be stopping, or to have ended: then both are read anew, and that is the truth.
         """
         handle = self._backend._handle(trainjob)
         if handle in self._backend._final:
@@ -2813,12 +2804,12 @@ class _Watch:
             stage = stage_of(status, job.stage)
             if status.state is State.STARTING and job.stage == (stage[0], 2):  # its pods have ended, or are restarted
                 status, stage = replace(status, state=State.RUNNING), job.stage
-            elif stage < job.stage or (status.final and not is_final(trainjob)):
-                with explained(f"TrainJob {handle}"):
-                    fresh = read_trainjob(self._quick, handle.namespace, handle.name)
-                if _uid(fresh) != handle.uid:
-                    return None  # the watch will hear that it is gone
-                evidence = self._backend._further(handle, replace(evidence, trainjob=slim(fresh)), self._quick)
+            elif (
+                stage < job.stage
+                or (status.state is State.STOPPING and stage != job.stage)
+                or (status.final and not is_final(trainjob))
+            ):
+                evidence = self._backend._further(handle, self._anew(handle, evidence), self._quick)
                 status = status_of(handle, evidence, _now())
                 stage = stage_of(status, job.stage)
         except Unreachable:
@@ -2832,6 +2823,16 @@ class _Watch:
             status = self._backend._final.setdefault(handle, status)
         job.stage = stage
         return status
+
+    def _anew(self, handle: Handle, evidence: Evidence) -> Evidence:
+        """The evidence with TrainJob and Workload as they are now. Raises Unreachable when the watch will know more."""
+        with explained(f"TrainJob {handle}"):
+            trainjob = read_trainjob(self._quick, handle.namespace, handle.name)
+            queued = is_queued(trainjob) and self._backend.settings.kueue
+            workloads = list_workloads(self._quick, handle.namespace, handle.uid) if queued else []
+        if _uid(trainjob) != handle.uid:
+            raise Unreachable(f"TrainJob {handle}: it is gone")
+        return replace(evidence, trainjob=slim(trainjob), workload=slim(next(iter(workloads), None)))
 
 
 class _Log:
@@ -2852,8 +2853,10 @@ class _Log:
         self._cut = False  # that it was ended here
         self._container = max(container_of(pod)[0] - 1, 0)  # which is read: how often it was restarted before
         self._done = -1  # the last of which all is read
-        self._last: _Stamp | None = None  # of its last line
-        self._same = 0  # how many lines had this time
+        self._last: _Stamp | None = None  # the latest of its lines
+        self._recent = collections.Counter[
+            _Stamp
+        ]()  # those of this second: their order need not be that of their times
         self._before: datetime.datetime | None = None  # the time of the last line of any
         self._order = datetime.datetime.min.replace(tzinfo=datetime.UTC)
         self._trouble = "its pod was gone before it was read"  # why it is not being read now
@@ -2901,8 +2904,8 @@ class _Log:
                     if self._pod is pod:  # no news that the container has ended: then it was the kubelet, or a server
                         self._trouble = "the API server stopped sending it"
             except (ApiError, NoAnswer) as error:
-                if isinstance(error, ApiError) and _is_absent(error):
-                    return
+                if isinstance(error, ApiError) and error.message == f'pods "{_name(pod)}" not found':
+                    return  # any other 404 is that of a kubelet that has just started, and does not know its pods yet
                 if isinstance(error, ApiError) and error.status in (401, 403):
                     raise
                 if self._cut or self._is_gone or self._pod is not pod:
@@ -2932,35 +2935,38 @@ class _Log:
             except ApiError as error:
                 missing = str(error)
         self._container, self._last = container, None
+        self._recent.clear()
         self._missing = self._missing or missing
 
     def _read(self, *, follow: bool, previous: bool = False, tail: int | None = None) -> Iterator[_Ordered]:
         """The lines of one request that are new."""
-        start, same, runs = self._last, self._same, container_of(self._pod)[1] and not previous
+        start, known, runs = self._last, self._recent.copy(), container_of(self._pod)[1] and not previous
         query = {"follow": "true"} if follow else {"previous": "true"} if previous else {}
         if since := max((at for at in (self._since, start and start[0]) if at), default=None):
             query["sinceTime"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
         if tail is not None and start is None:
-            query["tailLines"] = str(tail)
-        met = 0  # lines that were printed at the time of the last one that is known
+            query["tailLines"] = str(max(tail, 1))  # one, to know where to read on
         with contextlib.closing(read_log(self._api, self._pod, query, self._opened)) as body:
             for raw, whole in body:
                 stamp, text = stamped(raw)
                 if not whole and runs:
                     return  # the rest of it is still to come
-                if start and (stamp < start or (stamp == start and met < same)):
-                    met += stamp == start
-                    continue
-                if start and not met:
-                    self._missing = self._missing or "its log was rotated meanwhile"
-                start = None
-                if not (self._since and stamp[0] < self._since):
-                    yield from self._line(stamp, text)
+                if known[stamp] > 0:
+                    known[stamp] -= 1
+                    start = None
+                elif start is None or stamp > start:  # else it is older: the end of a long line that was begun before
+                    if start is not None:
+                        self._missing = self._missing or "its log was rotated meanwhile"
+                    start = None
+                    if not (self._since and stamp[0] < self._since):
+                        yield from self._line(stamp, text)
 
     def _line(self, stamp: _Stamp, text: str) -> Iterator[_Ordered]:
-        self._same = self._same + 1 if stamp == self._last else 1
-        self._last, at = stamp, stamp[0]
-        self._order = max(self._order, at)
+        at = stamp[0]
+        if self._last is None or at.replace(microsecond=0) > self._last[0].replace(microsecond=0):
+            self._recent.clear()
+        self._recent[stamp] += 1
+        self._last, self._order = max(self._last or stamp, stamp), max(self._order, at)
         if self._missing:
             yield self._order, self._gap(at, self._missing)
             self._missing = ""
@@ -3367,7 +3373,8 @@ class Backend:
         """
         if handle is not None:
             self._trainjob(handle)
-        return Live(_Watch(self, handle, unreachable_after))
+        watch = _Watch(self, handle, unreachable_after)
+        return Live(watch.next, watch.close)
 
     def output(
         self,
@@ -3393,7 +3400,8 @@ class Backend:
         if self._support[Capability.OUTPUT_READ].value is Answer.NO:
             raise Unsupported(f"the output of TrainJob {handle}: {self._support[Capability.OUTPUT_READ].reason}")
         since = since and since.astimezone(datetime.UTC)
-        return Live(_Output(self, handle, rank, since, tail, follow=follow))
+        output = _Output(self, handle, rank, since, tail, follow=follow)
+        return Live(output.next, output.close)
 
     # --- what they share
 
@@ -4002,6 +4010,8 @@ def _printing(backend: Backend, handle: Handle, options: argparse.Namespace) -> 
             _printed(output[0], options)
         except DispatchError as error:
             print(error, file=sys.stderr)
+        except BrokenPipeError:  # nobody reads it any more
+            pass
 
     output: list[Live[Line | Gap]] = []
     thread = threading.Thread(target=run, daemon=True)

@@ -5,7 +5,6 @@ orchestrator.py CONFIG SPEC RECORD: of the spec, a job.json, "job" is replaced; 
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import adapter
@@ -16,16 +15,12 @@ def run(config: str, spec_file: str, record: Path) -> adapter.State:
     known = json.loads(record.read_text()) if record.exists() else {}
     if "job" not in known:  # the name is chosen, and kept, before anything is created under it
         known = keep(record, {"job": adapter.new_job()})
-    while "outcome" not in known:
-        handle = backend.start(
-            adapter.JobSpec.from_json({**json.loads(Path(spec_file).read_text()), "job": known["job"]})
-        )
+    if "outcome" not in known:
+        spec = adapter.JobSpec.from_json({**json.loads(Path(spec_file).read_text()), "job": known["job"]})
+        handle = backend.start(spec)
         backend.open(handle)  # both do nothing where it has been done
-        status = backend.inspect(handle)
-        if status.final:
-            known = keep(record, {**known, "outcome": status.state, "detail": status.detail})
-        else:
-            time.sleep(1)
+        *_, status = backend.watch(handle)
+        known = keep(record, {**known, "outcome": status.state, "detail": status.detail})
     backend.stop_job(known["job"])  # the outcome is on record: what is left of the job can go
     return adapter.State(known["outcome"])
 

@@ -106,12 +106,6 @@ def story(namespace: Namespace, step: Steps, *, gate: bool) -> None:
 
 def launch(namespace: Namespace, *, nodes: int = 1, cpu: str = "1", priority: str | None = None) -> str:
     """Starts a job with the adapter, sees it wait at its start gate, opens it; returns its TrainJob's name."""
-    settings = {
-        "namespace": namespace.name,
-        "probeRuntime": {"name": "torch-distributed"},
-        "kubeconfig": str(namespace.cluster.kubeconfig),
-        "kueue": {"localQueue": namespace.queue, "admissionCheck": namespace.check},
-    }
     spec = adapter.JobSpec(
         adapter.new_job(),
         adapter.Runtime("torch-distributed"),
@@ -119,13 +113,24 @@ def launch(namespace: Namespace, *, nodes: int = 1, cpu: str = "1", priority: st
         resources=adapter.Resources(requests={"cpu": cpu}),
         priority=priority,
     )
-    loaded = adapter.Settings.load(settings)
-    backend = adapter.Backend(loaded, adapter.credentials(loaded))  # `connect` refuses what --without-gate is to show
+    backend = backend_of(namespace)
     handle = backend.start(spec)
     namespace.cluster.wait(lambda: backend.inspect(handle).state == adapter.State.GATED, f"{handle.name} is gated")
     namespace.cluster.wait(lambda: namespace.workload(handle.name), f"{handle.name} has a Workload")
     backend.open(handle)
     return handle.name
+
+
+def backend_of(namespace: Namespace) -> adapter.Backend:
+    """The adapter there. Not by `connect`, which refuses what --without-gate is to show."""
+    settings = {
+        "namespace": namespace.name,
+        "probeRuntime": {"name": "torch-distributed"},
+        "kubeconfig": str(namespace.cluster.kubeconfig),
+        "kueue": {"localQueue": namespace.queue, "admissionCheck": namespace.check},
+    }
+    loaded = adapter.Settings.load(settings)
+    return adapter.Backend(loaded, adapter.credentials(loaded))
 
 
 def real_story(site: Site, step: Steps, *, gate: bool) -> None:
@@ -209,6 +214,18 @@ def real_table(found: list[Run]) -> str:
     return aligned(("job", "epoch", "pod", "first line", "last line", "end"), *rows)
 
 
+def outcomes(namespace: Namespace) -> str:
+    """Every job as the adapter tells of it: how it ended, and what interrupted it."""
+    backend, rows = backend_of(namespace), []
+    for trainjob in namespace.list("TrainJob"):
+        metadata = trainjob["metadata"]
+        status = backend.inspect(adapter.Handle(namespace.name, metadata["name"], metadata["uid"]))
+        causes = [status.cause, *(interruption.cause for interruption in status.interruptions)]
+        words = [status.detail, *(f"interrupted: {interruption.detail}" for interruption in status.interruptions)]
+        rows.append((metadata["name"], str(status.state), ", ".join(filter(None, causes)) or "-", "; ".join(words)))
+    return aligned(("job", "state", "cause", "detail"), *rows)
+
+
 def clock(at: datetime.datetime | None) -> str:
     """A time of day, with milliseconds."""
     return f"{at:%H:%M:%S.%f}"[:-3] if at else "still there"
@@ -259,6 +276,7 @@ def main() -> int:
             play = on_a_real_node if options.real_node else on_kwok
             namespace, overlaps = play(cluster, step, gate=not options.without_gate)
             what = "processes" if options.real_node else "pods"
+            say(f"What the adapter says of each job:\n\n{outcomes(namespace)}\n")
             say(f"{overlaps} pairs of {what} of different attempts of one job ran at the same time")
             if options.keep:
                 say(how_to_use(cluster, namespace))

@@ -265,6 +265,8 @@ use_internal_loopback = true
             "nodeStatusUpdateFrequency": "2s",
             "nodeStatusReportFrequency": "10s",
             "syncFrequency": "5s",
+            "containerLogMaxSize": "128Ki",  # so that a test sees logs rotated
+            "containerLogMonitorInterval": "3s",  # the least
             "volumeStatsAggPeriod": "2s",  # how soon a volume is found too full
             # A disk that is nearly full must not cost a test its pods, nor images that cannot be pulled again.
             "evictionHard": dict.fromkeys(thresholds, "0%"),

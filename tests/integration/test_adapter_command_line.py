@@ -330,11 +330,13 @@ def test_run_sees_a_job_through(world: World, config: str, code: int, ends: int,
     process, spec = launched(config, world)
     with process:
         handle = handle_of(world, spec)
-        world.running(handle)
+        world.cluster.pods.log(world.running(handle)[0], "hello\x1b[0m")
         world.end(handle, code=code)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=90)
     assert process.returncode == ends
-    assert out.startswith(first)
+    line, state = out.splitlines()[:2]
+    assert re.fullmatch(r"[01]: hello\\x1b\[0m", line)
+    assert state.startswith(first)
     assert err.splitlines()[0] == str(handle)
     told = re.findall(rf"^\S+ {handle.name} (\w+)", err, re.MULTILINE)
     assert "running" in told

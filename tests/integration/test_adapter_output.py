@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import threading
 import time
 
@@ -109,6 +110,22 @@ def test_following_goes_on_from_what_is_there(plain: World) -> None:
         plain.cluster.pods.log(pods[0], "line 4")
         plain.wait(lambda: lines.texts == ["line 2", "line 3", "line 4"], "the next one comes")
     assert lines.ended(5) == ["line 2", "line 3", "line 4"]
+
+
+def test_following_without_what_is_there_starts_with_the_next_line(plain: World) -> None:
+    handle = plain.opened()
+    pod = ranks(plain.running(handle))[0]
+    plain.cluster.pods.log(pod, "before")
+    with plain.backend.output(handle, follow=True, tail=0, rank=0) as output:
+        lines = Lines(output)
+        numbers = itertools.count()
+
+        def comes() -> list[str]:
+            plain.cluster.pods.log(pod, f"after {next(numbers)}")
+            return lines.texts
+
+        plain.wait(comes, "a line comes")
+    assert "before" not in lines.ended(5)
 
 
 def test_following_goes_on_in_the_next_admission(kueue: World) -> None:

@@ -1,0 +1,207 @@
+"""`output` on real processes and a real kubelet: each numbered line once, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import adapter
+from adapter import Gap, Line
+from tests import jobs
+from tests.cluster.real_node import KUBELET, RealNode
+from tests.cluster.waiting import unique
+from tests.integration.test_adapter_output import Lines
+from tests.node.site import INSIDE, Site, on
+
+# Prints numbered lines of 100 bytes until it is told to end, and then `last`.
+NUMBERED = f"""
+import itertools, os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("terminated", flush=True)))
+name = os.uname().nodename.rpartition("-node-0-")[0]
+end, pace = pathlib.Path("{INSIDE}", name + ".end"), float(sys.argv[1])
+for number in itertools.count():
+    print(f"{{number:08}}" + "." * 91, flush=True)
+    time.sleep(pace)
+    if end.exists():
+        break
+print(f"last {{number:08}}", flush=True)
+"""
+
+
+@pytest.fixture
+def lease(real_node: RealNode) -> Iterator[str]:
+    """The Lease of a gate. One for each test: who restarts the API server may cost it its Lease."""
+    name = f"lease-{unique()}"
+    with real_node.cluster.controller("output", lease=name):
+        yield name
+
+
+@contextlib.contextmanager
+def following(site: Site, lease: str, *command: str) -> Iterator[tuple[adapter.Handle, Lines]]:
+    """A job that was opened, and what is read of it from before it has a pod."""
+    site.namespace.wait_served()
+    backend = site.backend(lease)
+    handle = backend.start(site.spec(command=["python", "-u", "-c", *command]))
+    with backend.output(handle, follow=True) as output:
+        lines = Lines(output)
+        backend.open(handle)
+        yield handle, lines
+
+
+def numbers(lines: Lines) -> list[int]:
+    return [int(text[:8]) for text in lines.texts if text[:8].isdigit()]
+
+
+def check(lines: Lines, *, gaps: int = 0) -> int:
+    """All numbers up to the last came in order and once, but for those in a gap; returns how many did."""
+    found, end = numbers(lines), lines.texts[-1]
+    assert found == sorted(set(found)), "doubled, or in another order"
+    told = [item for item in lines.seen if isinstance(item, Gap)]
+    assert len(told) == gaps, told
+    if not gaps:
+        assert found == list(range(int(end.removeprefix("last ")) + 1))
+    return len(found)
+
+
+def more(site: Site, lines: Lines, count: int) -> None:
+    """Returns when so many more lines have come."""
+    before = len(lines.seen)
+    site.cluster.wait(lambda: len(lines.seen) >= before + count, f"{count} more lines come", 90)
+
+
+def disturbed(site: Site, lease: str, disturb: Callable[[Lines], None], pace: float = 0.005) -> Lines:
+    """What was read of a job that prints a line each `pace` seconds, disturbed in the middle."""
+    with following(site, lease, NUMBERED, str(pace)) as (handle, lines):
+        more(site, lines, 10)
+        disturb(lines)
+        more(site, lines, 100)
+        site.end(handle.name)
+        lines.ended()
+    return lines
+
+
+def test_a_log_is_followed_over_its_rotation(real_node: RealNode, site: Site, lease: str) -> None:
+    logs = real_node.folder / "log/pods"
+
+    def rotated(lines: Lines) -> None:
+        def rotations() -> list[str]:
+            return [str(file) for file in logs.glob(f"{site.namespace.name}_*/node/*.log.*")]
+
+        site.cluster.wait(rotations, "the log was rotated", 60)
+        more(site, lines, 3000)
+
+    assert check(disturbed(site, lease, rotated, pace=0.002)) > 3000
+
+
+def test_a_restart_of_the_api_server_loses_and_doubles_nothing(site: Site, lease: str) -> None:
+    def restarted(_: Lines) -> None:
+        site.cluster.kill("kube-apiserver")
+        site.cluster.start("kube-apiserver")
+
+    check(disturbed(site, lease, restarted))
+
+
+def test_a_restart_of_the_kubelet_loses_and_doubles_nothing(site: Site, lease: str) -> None:
+    def restarted(_: Lines) -> None:
+        site.cluster.kill(KUBELET)
+        site.cluster.start(KUBELET)
+        site.cluster.nodes.wait_ready("real-0")
+
+    check(disturbed(site, lease, restarted))
+
+
+def test_what_was_rotated_away_meanwhile_is_told_with_its_bounds(real_node: RealNode, site: Site, lease: str) -> None:
+    """While the API server is away, the log is rotated."""
+    logs = real_node.folder / "log/pods"
+
+    def rotated(_: Lines) -> None:
+        site.cluster.kill("kube-apiserver")
+        before = {*logs.glob(f"{site.namespace.name}_*/node/*.log.*")}
+        try:
+            site.cluster.wait(lambda: {*logs.glob(f"{site.namespace.name}_*/node/*.log.*")} - before, "rotated", 60)
+        finally:
+            site.cluster.start("kube-apiserver")
+
+    lines = disturbed(site, lease, rotated, pace=0.002)
+    check(lines, gaps=1)
+    (at,) = [i for i, item in enumerate(lines.seen) if isinstance(item, Gap)]
+    before, gap, after = lines.seen[at - 1 : at + 2]
+    assert isinstance(before, Line)
+    assert isinstance(gap, Gap)
+    assert isinstance(after, Line)
+    assert (gap.since, gap.until) == (before.time, after.time)
+    assert "rotated" in gap.reason
+
+
+RESTARTED = f"""
+import os, pathlib, sys
+runs = pathlib.Path("{INSIDE}", os.uname().nodename + ".count")
+number = int(runs.read_text()) if runs.exists() else 0
+runs.write_text(str(number + 1))
+for line in range(1000):
+    print(f"{{number * 1000 + line:08}}", flush=True)
+print("last", f"{{number * 1000 + line:08}}" if number == 2 else "")
+sys.exit(number < 2)
+"""
+
+
+def test_the_containers_of_a_pod_are_read_one_after_the_other(real_node: RealNode, lease: str) -> None:
+    """Trainer's stock runtime restarts a container that fails, after ten seconds, and twenty."""
+    with on(real_node, stock=True) as site, following(site, lease, RESTARTED) as (_, lines):
+        lines.ended(120)
+    check(lines)
+    assert numbers(lines) == list(range(3000))
+
+
+def test_the_next_admission_is_followed_and_the_first_to_its_end(site: Site, lease: str) -> None:
+    with following(site, lease, NUMBERED, "0.005") as (handle, lines):
+        more(site, lines, 10)
+        site.preempt(handle.name)
+        site.cluster.wait(lambda: lines.texts.count(f"{0:08}" + "." * 91) == 2, "the second attempt prints", 90)
+        site.end(handle.name)
+        lines.ended()
+    end = lines.texts.index("terminated")
+    for part, admission in ((lines.seen[:end], 1), (lines.seen[end + 1 : -1], 2)):
+        found = [(item.admission, int(item.text[:8])) for item in part if isinstance(item, Line)]
+        assert found == [(admission, number) for number in range(len(found))]
+    assert not [item for item in lines.seen if isinstance(item, Gap)]
+
+
+ODD = r"""
+import sys
+out = sys.stdout.buffer
+out.write(b"x" * 100_000 + b"\n" + bytes(range(128, 256)) + b"\n\n\x1b[2Jred\n" + b"no end")
+"""
+
+
+def test_any_bytes_come_through(site: Site, lease: str) -> None:
+    with following(site, lease, ODD) as (handle, lines):
+        texts = lines.ended()
+        expected = ["x" * 100_000, bytes(range(128, 256)).decode(errors="surrogateescape"), "", "\x1b[2Jred"]
+        assert texts == [*expected, "no end"]
+        backend = site.backend(lease)
+        assert Lines(backend.output(handle)).ended() == texts
+        assert texts[1].encode(errors="surrogateescape") == bytes(range(128, 256))
+        assert jobs.condition(site.namespace.get("TrainJob", handle.name), "Complete")
+
+
+def test_without_the_guard_lines_are_doubled(site: Site, lease: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was printed in the second of the last line is served once more."""
+    read = adapter._Log._read
+
+    def forgetful(log: adapter._Log, **options: bool) -> Iterator[object]:
+        log._recent.clear()
+        if log._last:
+            log._last = (log._last[0].replace(microsecond=0), -1)
+        yield from read(log, **options)
+
+    monkeypatch.setattr(adapter._Log, "_read", forgetful)
+
+    def restarted(_: Lines) -> None:
+        site.cluster.kill("kube-apiserver")
+        site.cluster.start("kube-apiserver")
+
+    with pytest.raises(AssertionError, match="doubled"):
+        check(disturbed(site, lease, restarted))
