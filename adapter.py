@@ -1403,8 +1403,10 @@ def classify(evidence: Evidence) -> Verdict:
     if _reason(workload, "Evicted").startswith("DeactivatedDueTo"):
         return replace(eviction, state=State.FAILED)
     hold, suspended = hold_of(trainjob), _at(trainjob, "spec", "suspend") is True
-    admitted = bool(_condition(workload, "Admitted")) if workload else not (is_queued(trainjob) or suspended)
     inactive, evicted = _at(workload, "spec", "active") is False, _condition(workload, "Evicted")
+    admitted = not (is_queued(trainjob) or suspended)
+    if workload:  # of an evicted one Kueue takes the condition away only later
+        admitted = bool(_condition(workload, "Admitted")) and not evicted
     left = [pod for pod in evidence.pods if remains(pod)]
     barred = hold is not None or is_gated(trainjob) or suspended or inactive or evicted or (workload and not admitted)
     if hold == "stop" or (left and barred):

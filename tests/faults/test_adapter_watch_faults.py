@@ -159,6 +159,51 @@ def test_a_closed_watch_ends_while_the_server_is_away(plain: World, proxy: Proxy
     assert time.monotonic() - began < 5
 
 
+def lagging(kueue: World, cluster: Cluster) -> list[tuple[int | None, State]]:
+    """What is told when the watch of TrainJobs stalls while the job is evicted and admitted again."""
+    with Proxy(cluster) as proxy:
+        world = through(kueue, proxy)
+        handle = world.opened()
+        statuses = Statuses(world.backend.watch(handle))
+        open_watches(world, proxy)
+        world.wait(lambda: statuses.seen, "it is told of")
+        workload = world.namespace.workload(handle.name)["metadata"]["name"]
+        with proxy.stall_open("GET", "/trainjobs.*watch=true"):
+            world.namespace.patch("Workload", workload, {"spec": {"active": False}})
+            world.wait(lambda: not world.namespace.pods(handle.name), "its pods are gone")
+            world.namespace.patch("Workload", workload, {"spec": {"active": True}})
+            world.running(handle)
+            world.wait(lambda: statuses.seen[-1].state is State.RUNNING and len(statuses.states()) > 2, "it runs again")
+        world.end(handle)
+        return [(status.admission, status.state) for status in statuses.ended()]
+
+
+def test_a_trainjob_that_lags_behind_takes_no_job_back(kueue: World, cluster: Cluster) -> None:
+    told = lagging(kueue, cluster)
+    assert told == sorted_by_stage(told)
+    assert {admission for admission, _ in told} == {1, 2}
+
+
+def test_without_reading_anew_it_would(kueue: World, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter._Watch, "_anew", lambda _watch, _handle, evidence: evidence)
+    told = lagging(kueue, cluster)
+    assert told != sorted_by_stage(told)
+
+
+STAGES = [State.STARTING, State.RUNNING, State.STOPPING, State.HELD, State.QUEUED, State.SUCCEEDED]
+
+
+def sorted_by_stage(told: list[tuple[int | None, State]]) -> list[tuple[int | None, State]]:
+    """By admission; within one as it must go; before an admission starts it may be queued."""
+    ordered: list[tuple[int | None, State]] = []
+    for admission, group in itertools.groupby(told, key=lambda item: item[0]):
+        items = list(group)
+        waiting = list(itertools.takewhile(lambda item: item[1] in (State.QUEUED, State.HELD), items))
+        ordered += waiting + sorted(items[len(waiting) :], key=lambda item: STAGES.index(item[1]))
+        assert all(admission is None or admission >= (before or 0) for before, _ in ordered)
+    return ordered
+
+
 def test_a_restart_of_the_api_server_loses_no_change(plain: World, proxy: Proxy) -> None:
     handle = plain.opened()
     statuses = Statuses(plain.backend.watch(handle))

@@ -108,6 +108,11 @@ PLAIN: dict[str, Any] = {"queued": False}
         (10, Evidence(trainjob(), [pod("terminated")], ADMITTED), State.STARTING),
         (10, Evidence(trainjob(suspend=True), [], ADMITTED), State.STARTING),
         (10, Evidence(trainjob(**PLAIN)), State.STARTING),
+        (
+            11,
+            Evidence(trainjob(), [], workload(condition("Evicted", "Preempted"), condition("Admitted"))),
+            State.QUEUED,
+        ),
         (11, Evidence(trainjob(suspend=True), [], WAITING), State.QUEUED),
         (11, Evidence(trainjob(suspend=True), [pod(phase="Failed")], EVICTED), State.QUEUED),
         (11, Evidence(trainjob(suspend=True)), State.QUEUED),
