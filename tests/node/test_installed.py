@@ -135,6 +135,21 @@ def test_its_namespace_enforces_restricted_and_its_processes_have_nothing(deploy
         assert status["Seccomp"] == "2"
 
 
+def test_when_the_leading_pod_is_gone_the_other_leads_and_admits(deployment: Installed, namespace: Namespace) -> None:
+    cluster, first = deployment.cluster, deployment.leader()["metadata"]["name"]
+    [other] = [name for pod in deployment.pods() if (name := pod["metadata"]["name"]) != first]
+    cluster.patch("Node", NAME, None, {"spec": {"unschedulable": True}})  # a third one could be the first to see it
+    try:
+        gone = time.monotonic()
+        cluster.delete("Pod", first, NAMESPACE, grace=0)
+        assert deployment.leader(other_than=first)["metadata"]["name"] == other
+        print(f"from the end of the first to the Lease of the second: {time.monotonic() - gone:.1f} s")
+        jobs.running(namespace, jobs.submit(namespace), epoch="1000001")
+    finally:
+        cluster.patch("Node", NAME, None, {"spec": {"unschedulable": None}})
+    deployment.pods()
+
+
 @pytest.mark.timeout(3600)
 def test_many_workloads_stay_within_its_memory_limit(
     deployment: Installed, namespace: Namespace, count: Callable[[int, int], int]
@@ -172,21 +187,6 @@ def test_one_that_is_told_to_end_ends_well_and_leads_on(deployment: Installed) -
     os.kill(deployment.pid(leader), signal.SIGTERM)
     assert deployment.started_again(leader) == 0
     cluster.wait(lambda: "msg=leading" in cluster.pods.read_log(leader), "it leads: the Lease is still in its name")
-
-
-def test_when_the_leading_pod_is_gone_the_other_leads_and_admits(deployment: Installed, namespace: Namespace) -> None:
-    cluster, first = deployment.cluster, deployment.leader()["metadata"]["name"]
-    [other] = [name for pod in deployment.pods() if (name := pod["metadata"]["name"]) != first]
-    cluster.patch("Node", NAME, None, {"spec": {"unschedulable": True}})  # a third one could be the first to see it
-    try:
-        gone = time.monotonic()
-        cluster.delete("Pod", first, NAMESPACE, grace=0)
-        assert deployment.leader(other_than=first)["metadata"]["name"] == other
-        print(f"from the end of the first to the Lease of the second: {time.monotonic() - gone:.1f} s")
-        jobs.running(namespace, jobs.submit(namespace), epoch="1000001")
-    finally:
-        cluster.patch("Node", NAME, None, {"spec": {"unschedulable": None}})
-    deployment.pods()
 
 
 @pytest.mark.long
