@@ -5,7 +5,6 @@ This is the only place that knows their flags. Their names here are the names fo
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 import pathlib
@@ -169,9 +168,11 @@ class Components:
         (self.folder / "config/tokens.csv").write_text("\n".join(lines) + "\n")
 
     def write_kubeconfig(self, path: pathlib.Path, token: str, namespace: str = "default") -> None:
-        """A kubeconfig for whoever the token says."""
-        authority = base64.b64encode(self.authority.read_bytes()).decode()
-        cluster = {"server": self.server, "certificate-authority-data": authority}
+        """A kubeconfig for whoever the token says.
+
+        It names the authority's file: of data in it the kubernetes client makes a file, which stays when it is killed.
+        """
+        cluster = {"server": self.server, "certificate-authority": str(self.authority)}
         path.write_text(token_kubeconfig(cluster, token, namespace))
 
     # --- commands
