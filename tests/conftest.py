@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import signal
 from collections.abc import Callable, Generator, Iterator
 
 import hypothesis
@@ -14,6 +15,9 @@ from tests.cluster import local, providers
 from tests.cluster.cluster import Cluster, ClusterError, Unsupported
 from tests.cluster.namespaces import Namespace
 from tests.faults.proxy import Proxy
+
+# A shell starts what runs in the background without Ctrl-C, and so would be all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # On a busy machine time tells nothing about a test.
 hypothesis.settings.register_profile(
