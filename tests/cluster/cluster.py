@@ -93,16 +93,23 @@ class Cluster:
         """
         if self.find("ServiceAccount", account, namespace) is None:
             self.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}, namespace)
-        request = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": seconds},
-        }
-        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        token = self.api.request("POST", path, request)["status"]["token"]
+        token = self._token(namespace, account, {"expirationSeconds": seconds})
         file = self.folder / "config" / f"{namespace}.{account}.{unique()}.kubeconfig"
         self.components.write_kubeconfig(file, token, namespace)
         return file
+
+    def revocable_token(self, namespace: str, account: str) -> tuple[str, str]:
+        """A token of a ServiceAccount that lives as long as a Secret does; returns it and the Secret's name."""
+        name = f"token-{unique()}"
+        secret = self.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}, namespace)
+        bound = {"kind": "Secret", "apiVersion": "v1", "name": name, "uid": secret["metadata"]["uid"]}
+        return self._token(namespace, account, {"expirationSeconds": 3600, "boundObjectRef": bound}), name
+
+    def _token(self, namespace: str, account: str, spec: Object) -> str:
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        token: str = self.api.request("POST", path, request)["status"]["token"]
+        return token
 
     def grant(
         self, namespace: str, account: str, rules: list[Object], *, inside: str | None = None, name: str | None = None

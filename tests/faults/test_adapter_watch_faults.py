@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 import time
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 import adapter
 from adapter import State, Unreachable
@@ -203,6 +205,31 @@ def sorted_by_stage(told: list[tuple[int | None, State]]) -> list[tuple[int | No
         ordered += waiting + sorted(items[len(waiting) :], key=lambda item: STAGES.index(item[1]))
         assert all(admission is None or admission >= (before or 0) for before, _ in ordered)
     return ordered
+
+
+def test_a_rotated_token_is_read_again(plain: World, proxy: Proxy) -> None:
+    """The old one is revoked: the next connection is refused, and then made with the one that the file has now."""
+    file, name = pathlib.Path(plain.settings["kubeconfig"]), plain.namespace.name
+    config = yaml.safe_load(file.read_text())
+
+    def rotate() -> str:
+        config["users"][0]["user"]["token"], secret = plain.cluster.revocable_token(name, adapters.ACCOUNT)
+        file.write_text(yaml.safe_dump(config))
+        return secret
+
+    def refused() -> bool:
+        proxy.cut(*WATCHES)
+        return any(request.status == 401 for request in proxy.requests(*WATCHES))
+
+    old, handle = rotate(), plain.started()
+    statuses = Statuses(plain.connect().watch(handle))
+    open_watches(plain, proxy)
+    rotate()
+    plain.cluster.delete("Secret", old, name)
+    plain.wait(refused, "the old token is refused")  # the server trusts it for 10 s more
+    plain.backend.open(handle)
+    plain.end(handle)
+    assert statuses.ended()[-1].state is State.SUCCEEDED
 
 
 def test_a_restart_of_the_api_server_loses_no_change(plain: World, proxy: Proxy) -> None:

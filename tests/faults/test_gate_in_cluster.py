@@ -11,7 +11,6 @@ from tests import jobs
 from tests.cluster.cluster import Cluster
 from tests.cluster.gate import ACCOUNT, NAMESPACE, PodFiles, account
 from tests.cluster.namespaces import Namespace
-from tests.cluster.waiting import unique
 from tests.faults.proxy import Proxy, Request
 
 LOST = "dispatch-admission: lost the leader-election Lease"
@@ -26,17 +25,7 @@ def pod(cluster: Cluster, proxy: Proxy) -> PodFiles:
 
 def new_token(cluster: Cluster) -> tuple[str, str]:
     """A token of the gate's account that lives as long as a Secret; returns it and the Secret's name."""
-    name = f"token-{unique()}"
-    secret = cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}, NAMESPACE)
-    bound = {"kind": "Secret", "apiVersion": "v1", "name": name, "uid": secret["metadata"]["uid"]}
-    request = {
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {"expirationSeconds": 3600, "boundObjectRef": bound},
-    }
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
-    token: str = cluster.api.request("POST", path, request)["status"]["token"]
-    return token, name
+    return cluster.revocable_token(NAMESPACE, ACCOUNT)
 
 
 def carries(request: Request, token: str) -> bool:
