@@ -115,7 +115,7 @@ case "$command" in
     "$python" -m ruff format --check .
     "$python" -m mypy
     "$python" -m tests.cluster build
-    exec "$python" -m pytest --numprocesses 2 --dist loadgroup "$@" # two test clusters: most tests wait most of the time
+    exec "$python" -m pytest --numprocesses 2 "$@" # two test clusters: most tests wait most of the time
     ;;
   -h | --help | help)
     usage

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pathlib
 import signal
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import adapters, packaged
 from tests.adapters import World
@@ -32,12 +34,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--provider", choices=providers.NAMES, help=where)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in the same hook
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Keeps the tests of the real node in one process: one at a time on a machine."""
+    return RealNodeScheduling(config, log)
+
+
+class RealNodeScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/node" if nodeid.startswith("tests/node/") else nodeid
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests marked long, unless they are wanted; keeps those of the real node in one process."""
-    for item in items:
-        if "real_node" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("real-node"))  # one at a time on a machine
+    """Leaves out the tests marked long, unless they are wanted."""
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
