@@ -144,7 +144,8 @@ def test_a_read_only_backend_reads_and_does_not_write(world: World) -> None:
 
 
 def test_a_client_of_the_callers_own_works(cluster: Cluster, world: World) -> None:
-    backend = adapter.connect({k: v for k, v in world.settings.items() if k != "kubeconfig"}, api_client=cluster.admin)
+    del world.settings["kubeconfig"]
+    backend = adapters.prove(world, api_client=cluster.admin)
     handle = backend.start(world.spec())
     assert backend.inspect(handle).state is State.GATED
 
