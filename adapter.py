@@ -2855,6 +2855,8 @@ class _Log:
         self._cut = False  # that it was ended here
         self._container = max(container_of(pod)[0] - 1, 0)  # which is read: how often it was restarted before
         self._done = -1  # the last of which all is read
+        self._began = 0.0  # when the answer that is being read, or was last, began
+        self._whole = -1  # the one that had ended: to follow it ended at once
         self._last: _Stamp | None = None  # the latest of its lines
         self._recent = collections.Counter[
             _Stamp
@@ -2885,7 +2887,7 @@ class _Log:
 
     def lines(self, *, follow: bool, tail: int | None = None, patience: float = LOG_PATIENCE) -> Iterator[_Ordered]:
         """The lines from where it stands: to the last that is there, or with `follow` to the last that will be."""
-        delay, until = 0.1, time.monotonic() + patience
+        delay, until, again = 0.1, time.monotonic() + patience, False
         while not (self._is_gone or self._streams.closed.is_set()):
             pod, (container, runs) = self._pod, container_of(self._pod)
             if container < 0 or container == self._done:
@@ -2902,8 +2904,12 @@ class _Log:
                     return
                 delay, until = 0.1, time.monotonic() + patience
                 if runs:
+                    # The kubelet ends what is followed when the container has ended, and may remove it at once.
+                    self._whole = container if time.monotonic() - self._began < 1.0 else -1
+                again = runs and not again
+                if runs and not again:
                     self._wait(pod, 1.0)
-                    if self._pod is pod:  # no news that the container has ended: then it was the kubelet, or a server
+                    if self._pod is pod and self._whole != container:
                         self._trouble = "the API server stopped sending it"
             except (ApiError, NoAnswer) as error:
                 if isinstance(error, ApiError) and error.message == f'pods "{_name(pod)}" not found':
@@ -2914,7 +2920,7 @@ class _Log:
                     self._cut = False
                     continue
                 silent = isinstance(error.__cause__, urllib3.exceptions.ReadTimeoutError) and not self._finishing
-                self._trouble = "" if silent else str(error)
+                self._trouble = "" if silent or self._whole == container else str(error)
                 if time.monotonic() > until and (self._finishing or not follow):
                     return
                 self._wait(pod, 0.0 if silent else delay * random.uniform(0.5, 1.5))
@@ -2979,7 +2985,7 @@ class _Log:
         return Gap(self.rank, self._admission, self._restart, self._before, until, f"pod {_name(self._pod)}: {reason}")
 
     def _opened(self, response: Any) -> None:
-        self._reading, self._cut, self._trouble = response, False, ""
+        self._reading, self._cut, self._trouble, self._began = response, False, "", time.monotonic()
         self._streams.opened(response)
 
     def _end(self, response: Any) -> None:

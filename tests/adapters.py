@@ -178,14 +178,14 @@ def world(
     """
     install_runtime(cluster)
     with cluster.namespace(quota, check=check and mode == "kueue", **options) as namespace:
+        if namespace.check and cluster.gates:
+            namespace.wait_served()  # before, a backend would be observe-only
         settings = settings_for(cluster, namespace, mode, without)
         yield World(cluster, namespace, mode, settings, unproven(settings), cluster.audit_mark())
 
 
 def prove(world: World, **options: Any) -> Backend:
     """A backend by `adapter.connect`. Whatever it found, nothing of a probe is left, and none had a pod."""
-    if world.mode == "kueue" and world.cluster.gates and world.namespace.check:
-        world.namespace.wait_served()
     try:
         return adapter.connect(world.settings, **options)
     finally:

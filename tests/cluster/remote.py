@@ -147,7 +147,12 @@ class Controls(Processes):
         labels = ",".join(f"{key}={value}" for key, value in selector.items())
         # With a grace of 0 the object would go before its process does.
         self._api.delete_all("Pod", namespace, grace=1, labels=labels)
-        wait(lambda: not self._api.list("Pod", namespace, labels=labels), f"{name} has ended", timeout=60)
+
+        def ended() -> bool:
+            counted = self._api.get("Deployment", deployment, namespace).get("status", {}).get("replicas")
+            return not (counted or self._api.list("Pod", namespace, labels=labels))
+
+        wait(ended, f"{name} has ended", timeout=60)
         self._stopped.add(name)
         return None
 

@@ -141,8 +141,6 @@ def go_on(world: World, spec: JobSpec) -> Handle:
 
 def test_the_example_orchestrator_goes_on_wherever_it_was_killed(world: World, tmp_path: pathlib.Path) -> None:
     config, record = tmp_path / "config.json", tmp_path / "record.json"
-    if world.mode == "kueue":
-        world.namespace.wait_served()
     config.write_text(json.dumps(world.settings))
     argv = [sys.executable, "examples/orchestrator.py", str(config), "examples/job.json", str(record)]
     env: dict[str, Any] = {**os.environ, "PYTHONPATH": "."}

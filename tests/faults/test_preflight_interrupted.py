@@ -26,8 +26,6 @@ CREATE = r"/trainjobs$"  # a dry run has a query
 
 def through(world: World, proxy: Proxy) -> World:
     """Its settings lead through the proxy."""
-    if world.mode == "kueue":
-        world.namespace.wait_served()
     world.settings["kubeconfig"] = str(proxy.kubeconfig(pathlib.Path(world.settings["kubeconfig"])))
     return world
 
@@ -87,8 +85,6 @@ def test_a_create_that_arrives_after_ctrl_c_leaves_a_probe_that_the_next_preflig
 def test_ctrl_c_at_any_moment_leaves_no_probe(
     world: World, tmp_path: pathlib.Path, count: Callable[[int, int], int]
 ) -> None:
-    if world.mode == "kueue":
-        world.namespace.wait_served()
     chance, codes = random.Random(6), []
     for _ in range(count(10, 100)):
         with preflight(world, tmp_path) as process:
@@ -230,8 +226,6 @@ def test_what_is_not_labelled_is_never_touched(plain: World, monkeypatch: pytest
 def test_the_probe_of_a_crash_is_found_by_the_next_preflight(
     world: World, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if world.mode == "kueue":
-        world.namespace.wait_served()
     name = crashed(world, tmp_path)
     with_it = adapter.connect(world.settings)
     assert [name in text for text in with_it.leftovers] == [True]

@@ -159,7 +159,6 @@ def test_the_example_of_the_readme_sees_a_job_through(world: World, config: str)
 
 
 def test_the_preflight_of_the_readme_is_real(kueue: World, tmp_path: pathlib.Path) -> None:
-    kueue.namespace.wait_served()
     (tmp_path / "config.json").write_text(json.dumps(kueue.settings))
     (shown,) = re.findall(r"\$ python adapter.py preflight\n(.*?)```", README, re.DOTALL)
     assert run("preflight", cwd=tmp_path) == (0, shown, "")

@@ -138,7 +138,6 @@ def test_a_check_set_active_by_hand_is_told_by_its_lease(cluster: Cluster) -> No
 
 def test_a_controller_that_ended_is_told_by_its_lease(cluster: Cluster) -> None:
     with cluster.controller() as gate, adapters.world(cluster, "kueue") as world:
-        world.namespace.wait_served()
         path = ("Lease", gate.lease, "dispatch-system")
         gate.kill()
         found = cluster.get(*path)
@@ -199,7 +198,6 @@ def cohort(cluster: Cluster) -> Iterator[tuple[World, Namespace, str]]:
     name = adapter.new_job()
     reclaim = {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"}
     with adapters.world(cluster, "kueue", quota="1", cohort=name, preemption=reclaim) as world:
-        world.namespace.wait_served()
         groups = cluster.get("ClusterQueue", world.namespace.name)["spec"]["resourceGroups"]
         groups[0]["flavors"][0]["resources"][0]["nominalQuota"] = "0"  # all is borrowed
         with cluster.namespace(check=False, cohort=name, settings={"resourceGroups": groups}) as other:

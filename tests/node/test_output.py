@@ -41,7 +41,6 @@ def lease(real_node: RealNode) -> Iterator[str]:
 @contextlib.contextmanager
 def following(site: Site, lease: str, *command: str) -> Iterator[tuple[adapter.Handle, Lines]]:
     """A job that was opened, and what is read of it from before it has a pod."""
-    site.namespace.wait_served()
     backend = site.backend(lease)
     handle = backend.start(site.spec(command=["python", "-u", "-c", *command]))
     with backend.output(handle, follow=True) as output:
@@ -166,7 +165,9 @@ def test_the_next_admission_is_followed_and_the_first_to_its_end(site: Site, lea
     for part, admission in ((lines.seen[:end], 1), (lines.seen[end + 1 : -1], 2)):
         found = [(item.admission, int(item.text[:8])) for item in part if isinstance(item, Line)]
         assert found == [(admission, number) for number in range(len(found))]
-    assert not [item for item in lines.seen if isinstance(item, Gap)]
+    # The kubelet may lose sight of a container that has ended before it has served all: only then more was possible.
+    gaps = [(item.since, item.until) for item in lines.seen if isinstance(item, Gap)]
+    assert gaps in ([], [(lines.seen[end].time, None)])  # type: ignore[union-attr]
 
 
 ODD = r"""
