@@ -21,7 +21,7 @@ from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.gate import Gate
 from tests.cluster.namespaces import Namespace
-from tests.faults.proxy import Proxy
+from tests.faults.proxy import Proxy, Request
 
 PROBE = "dispatch.phpboyscout.uk/probe"
 
@@ -264,6 +264,32 @@ def test_what_proves_nothing_in_time_is_told(plain: World) -> None:
         plain.cluster.start("jobset")
     assert backend.observe_only == "the start gate is not proven: nothing proved it within 1s: there is nothing of it"
     assert plain.left() == []
+
+
+def test_a_server_without_the_core_api_is_named(plain: World, proxy: Proxy) -> None:
+    """Whatever it is: the real one does not even start so."""
+    plain.settings["kubeconfig"] = str(proxy.kubeconfig(pathlib.Path(plain.settings["kubeconfig"])))
+    with proxy.answer(404, "GET", "/api/v1$"), pytest.raises(Unsupported) as error:
+        adapters.prove(plain)
+    text = "the cluster does not serve v1; this adapter supports Trainer v2.3, JobSet v0.12 and Kueue v0.20"
+    assert str(error.value) == f"dispatch: unsupported: {text}"
+
+
+def test_a_release_that_the_server_refuses_makes_hold_a_no(plain: World, proxy: Proxy) -> None:
+    plain.settings["kubeconfig"] = str(proxy.kubeconfig(pathlib.Path(plain.settings["kubeconfig"])))
+    reads = "GET", r"/trainjobs/dj-[^/?]*$"
+
+    def opened(request: Request) -> None:
+        """When the probe is open it is inspected, and then released."""
+        if not adapter.is_gated(plain.namespace.get("TrainJob", request.path.rpartition("/")[2])):
+            steps.remove()
+            proxy.answer(400, *reads, times=1)
+
+    steps = proxy.call(opened, *reads)
+    hold = adapters.prove(plain).capabilities()[Capability.HOLD]
+    assert (hold.value, hold.source) == (Answer.NO, Source.PROBED)
+    text = r"preflight probe step release failed: TrainJob .*: the cluster refuses it: the proxy says 400"
+    assert re.fullmatch(text, hold.reason)
 
 
 # --- plain mode where Kueue takes jobs

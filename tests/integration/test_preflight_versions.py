@@ -85,6 +85,14 @@ def test_a_version_that_is_not_served_is_named(
         assert f"does not serve {group}/{version}, kueue.x-k8s.io/v1beta2; " in refused(settings)
 
 
+def test_kueue_mode_needs_leases(without_kueue: Cluster, settings: dict[str, Any]) -> None:
+    settings["kueue"] = {"localQueue": "lq", "admissionCheck": "check"}
+    with without_kueue.reconfigured("kube-apiserver", flags={"--runtime-config": "coordination.k8s.io/v1=false"}):
+        text = "the cluster does not serve kueue.x-k8s.io/v1beta2, coordination.k8s.io/v1"
+        assert refused(settings) == f"dispatch: unsupported: {text}; {SUPPORTED}"
+    assert "coordination" not in refused(settings)
+
+
 @contextlib.contextmanager
 def unserved(cluster: Cluster, group: str) -> Iterator[None]:
     """The group's custom resources are there, and not served."""
