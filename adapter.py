@@ -333,8 +333,18 @@ class Support:
     reason: str = ""
 
 
+class _Found:
+    """What is found out about a job."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, in camelCase; times as RFC 3339."""
+        return dict(_plain(self))
+
+
 @dataclass(frozen=True, slots=True)
-class Ceased:
+class Ceased(_Found):
     """Whether nothing of a submission can run any more, and what says so."""
 
     value: Answer
@@ -505,7 +515,7 @@ class Interruption:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Status(_Found):
     """What is known about a job at `observed_at`."""
 
     handle: Handle
@@ -526,13 +536,9 @@ class Status:
     stale_since: datetime.datetime | None = None
     observed_at: datetime.datetime | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields, in camelCase; times as RFC 3339."""
-        return dict(_plain(self))
-
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Line(_Found):
     """One line that a job's program printed."""
 
     rank: int | None
@@ -541,13 +547,9 @@ class Line:
     time: datetime.datetime  # by the node's clock
     text: str  # without its line end; bytes that are not UTF-8 are lone surrogates: `surrogateescape` gives them back
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields; the time as RFC 3339."""
-        return dict(_plain(self))
-
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(_Found):
     """Lines of one rank may be missing here, which nobody can read any more."""
 
     rank: int | None
@@ -556,10 +558,6 @@ class Gap:
     since: datetime.datetime | None  # of the last line before; None: there was none
     until: datetime.datetime | None  # of the first line after; None: there is none
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields; times as RFC 3339."""
-        return dict(_plain(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -802,7 +800,7 @@ def _without_defaults(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What is found out about a job, as JSON: all fields in camelCase, times as RFC 3339."""
+    """A value of `_Found` as JSON."""
     if isinstance(value, datetime.datetime):
         return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
     if isinstance(value, tuple):
@@ -4092,8 +4090,6 @@ def _text(value: Any) -> Iterator[str]:
 def _json(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_json(item) for item in value]
-    if isinstance(value, Ceased):
-        return dataclasses.asdict(value)
     return value if value is None or isinstance(value, dict) else value.to_json()
 
 
