@@ -74,6 +74,7 @@ KINDS = {
     "Cohort": Resource(_KUEUE, "cohorts", namespaced=False),
     "LocalQueue": Resource(_KUEUE, "localqueues"),
     "ResourceFlavor": Resource(_KUEUE, "resourceflavors", namespaced=False),
+    "Topology": Resource(_KUEUE, "topologies", namespaced=False),
     "Workload": Resource(_KUEUE, "workloads"),
     "WorkloadPriorityClass": Resource(_KUEUE, "workloadpriorityclasses", namespaced=False),
     "Logs": Resource("kwok.x-k8s.io/v1alpha1", "logs"),

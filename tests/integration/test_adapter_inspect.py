@@ -15,6 +15,7 @@ from tests import adapters, jobs
 from tests.adapters import Call, World
 from tests.cluster.api import ApiError, Object, path
 from tests.cluster.cluster import Cluster
+from tests.cluster.namespaces import KUEUE
 from tests.cluster.waiting import WaitTimeout, unique
 
 SMALL = {"requests": {"cpu": "1"}}
@@ -86,6 +87,15 @@ def go(world: World, pod: Object, code: int = 143) -> None:
     tracking = "batch.kubernetes.io/job-tracking"
     world.wait(lambda: tracking not in get("Pod", name)["metadata"].get("finalizers", []), f"the end of {name} is seen")
     world.cluster.pods.unstick(pod)
+
+
+def released(world: World, handle: Handle, instance: int) -> bool:
+    """In plain mode only what stands still can be released."""
+    try:
+        world.backend.release(handle, instance)
+    except adapter.Conflict:
+        return False
+    return True
 
 
 def again(world: World) -> adapter.Backend:
@@ -174,6 +184,14 @@ def test_a_job_that_runs_too_long_is_timed_out(cluster: Cluster, mode: str) -> N
         told(world, handle, State.FAILED, Cause.TIMEOUT, "DeadlineExceeded: TrainJob exceeded its active deadline")
 
 
+def test_a_job_that_its_runtime_lets_run_for_so_long_only_is_timed_out(plain: World) -> None:
+    def limited(jobset: Object) -> None:
+        jobset["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] = 2
+
+    with jobs.runtime(plain.cluster, limited) as runtime:
+        told(plain, one_node(plain, runtime={"name": runtime}), State.FAILED, Cause.TIMEOUT, "Job was active longer")
+
+
 def test_a_final_status_does_not_change_within_a_backend_and_another_says_what_is_left(plain: World) -> None:
     handle, pod = running(plain)
     plain.cluster.pods.fail(pod, 3)
@@ -219,6 +237,39 @@ def test_a_preemption_is_told_while_it_happens_after_the_requeue_and_after_the_r
     kueue.namespace.delete("TrainJob", other)
     status = told(kueue, handle, State.RUNNING, None)
     assert [(i.cause, i.count, i.detail) for i in status.interruptions] == [(Cause.PREEMPTED, 1, "Preempted")]
+
+
+@contextlib.contextmanager
+def placed(cluster: Cluster, node: str) -> Iterator[World]:
+    """A world in which Kueue itself says on which node a pod runs, and this one is all that it has."""
+    hostname = "kubernetes.io/hostname"
+    topology = {"kind": "Topology", "metadata": {"name": node}, "spec": {"levels": [{"nodeLabel": hostname}]}}
+    cluster.create({"apiVersion": KUEUE, **topology})
+    flavor = {"nodeLabels": {hostname: node}, "topologyName": node}
+    try:
+        with adapters.world(cluster, "kueue", check=False, flavor_spec=flavor) as world:
+            yield world
+    finally:
+        cluster.delete("Topology", node)
+
+
+def test_a_node_that_is_gone_and_that_kueue_has_no_other_for(cluster: Cluster, node: str) -> None:
+    with placed(cluster, node) as world:
+        handle, pod = running(world)
+        name = pod["metadata"]["name"]
+        cluster.pods.stick(pod)
+        cluster.nodes.delete(node)
+        words = (
+            "Workload Evicted: NodeFailures: Workload was evicted as there was no replacement for unhealthy node(s): "
+        )
+        status = told(world, handle, State.STOPPING, Cause.NODE_LOST, words + node)
+        assert f"pods left: {name}" in status.detail
+        world.wait(lambda: "deletionTimestamp" in world.namespace.get("Pod", name)["metadata"], f"{name} is to go")
+        world.namespace.delete("Pod", name, grace=0)
+        status = told(world, handle, State.QUEUED, Cause.NODE_LOST, words + node)
+        assert [(i.cause, i.count, i.detail) for i in status.interruptions] == [(Cause.NODE_LOST, 1, "NodeFailures")]
+        cluster.nodes.create(node, cpu="1")
+        assert told(world, handle, State.RUNNING, None).interruptions == status.interruptions
 
 
 def test_a_preemption_by_the_scheduler(cluster: Cluster, plain: World, node: str) -> None:
@@ -352,12 +403,25 @@ def test_a_job_that_kueue_lets_run_for_so_long_only(kueue: World) -> None:
     told(kueue, handle, State.FAILED, Cause.TIMEOUT, "DeactivatedDueToMaximumExecutionTimeExceeded: ")
 
 
-def test_our_own_hold_is_held_and_has_no_cause(kueue: World) -> None:
-    handle, _ = running(kueue)
-    kueue.annotate(handle, adapter.HOLD, "7")
-    name = kueue.namespace.workload(handle.name)["metadata"]["name"]
-    kueue.namespace.patch("Workload", name, {"spec": {"active": False}})
-    assert told(kueue, handle, State.HELD, None, "instance 7").hold == 7
+@pytest.mark.parametrize("mode", adapters.MODES)
+def test_our_own_hold_has_no_cause_at_any_time(cluster: Cluster, mode: str) -> None:
+    with adapters.world(cluster, mode, check=False) as world:
+        handle = world.started(nodes=1, resources=SMALL)
+        world.backend.hold(handle, 6)
+        assert told(world, handle, State.HELD, None, "hold instance 6").hold == 6
+        world.backend.open(handle)
+        told(world, handle, State.HELD, None, "hold instance 6")
+        world.backend.release(handle, 6)
+        (pod,) = world.running(handle, 1)
+        assert told(world, handle, State.RUNNING, None).hold is None
+        cluster.pods.stick(pod)
+        world.backend.hold(handle, 7)
+        assert told(world, handle, State.STOPPING, None, f"pods left: {pod['metadata']['name']}").hold == 7
+        go(world, pod)
+        assert told(world, handle, State.HELD, None, "hold instance 7").hold == 7
+        world.wait(lambda: released(world, handle, 7), "it stands still")
+        status = told(world, handle, State.RUNNING, None)
+        assert (status.hold, status.interruptions) == (None, ())
 
 
 UNREADY: dict[str, Any] = {
@@ -378,6 +442,15 @@ def test_pods_that_are_not_ready_in_time(cluster: Cluster) -> None:
 
         world.wait(over, "it is deactivated, and its pods are gone")
         told(world, handle, State.FAILED, Cause.EVICTED, "RequeuingLimitExceeded")
+
+
+def test_pods_that_are_not_ready_in_time_are_tried_again(cluster: Cluster) -> None:
+    later = {"waitForPodsReady": {"timeout": "4s", "requeuingStrategy": {"backoffBaseSeconds": 600}}}
+    with adapters.world(cluster, "kueue", check=False) as world, cluster.reconfigured("kueue", config=later):
+        handle = one_node(world, nodeSelector={"kubernetes.io/hostname": "nowhere"})
+        status = told(world, handle, State.QUEUED, Cause.EVICTED, "Workload Evicted: PodsReadyTimeout: ")
+        (was,) = status.interruptions
+        assert (was.cause, was.count, was.detail) == (Cause.EVICTED, 1, "PodsReadyTimeout/WaitForStart")
 
 
 def test_pods_that_are_not_ready_in_time_tell_why_while_they_are_there(cluster: Cluster) -> None:
@@ -418,6 +491,26 @@ def test_a_job_that_a_check_rejects(cluster: Cluster) -> None:
         decide(handle, "Rejected", "no machines to be had")
         status = told(world, handle, State.FAILED, Cause.REJECTED, "DeactivatedDueToAdmissionCheck")
         assert status.final
+
+
+def test_a_job_that_a_check_sends_back(cluster: Cluster) -> None:
+    with at_a_check(cluster) as (world, decide):
+        handle = one_node(world)
+        told(world, handle, State.QUEUED, None, f"check {world.namespace.checks[0]}: Pending: ")
+        decide(handle, "Ready", "")
+        (pod,) = world.running(handle, 1)
+        cluster.pods.stick(pod)
+        other = one_node(world, resources={"requests": {"cpu": "4"}})
+        told(world, other, State.QUEUED, Cause.NO_CAPACITY, "waits for quota")
+        decide(handle, "Retry", "the machines went away")
+        told(world, handle, State.STOPPING, Cause.EVICTED, "Workload Evicted: AdmissionCheck: ")
+        go(world, pod)
+        told(world, handle, State.QUEUED, Cause.EVICTED, "Workload Evicted: AdmissionCheck: ")
+        world.namespace.delete("TrainJob", other.name)
+        told(world, handle, State.QUEUED, None, "Pending: Reset to Pending after eviction. Previously: Retry")
+        decide(handle, "Ready", "")
+        status = told(world, handle, State.RUNNING, None)
+        assert [(i.cause, i.count, i.detail) for i in status.interruptions] == [(Cause.EVICTED, 1, "AdmissionCheck")]
 
 
 def test_a_job_that_is_admitted_but_cannot_be_resumed(cluster: Cluster) -> None:
