@@ -198,9 +198,8 @@ def test_an_old_probe_that_is_still_gated_is_removed(world: World, monkeypatch: 
 
 def test_an_old_probe_that_is_open_is_named_and_left_alone(plain: World, monkeypatch: pytest.MonkeyPatch) -> None:
     name = leftover(plain)
-    opened = adapter.opened(plain.namespace.get("TrainJob", name))
-    assert opened is not None
-    plain.cluster.update({**opened, "spec": {**opened["spec"], "suspend": True}})
+    gates = {adapters.GATED_BY: None, adapter.GATE: None}
+    plain.namespace.patch("TrainJob", name, {"metadata": {"annotations": gates}})
     monkeypatch.setattr(adapter, "LEFTOVER", -1.0)
     (text,) = adapter.connect(plain.settings).leftovers
     assert text.endswith(" old: its start gate is open: see what it is, then delete it")
