@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The project's one script. It needs Linux, Python >= 3.11 (3.13 to package), Go >= 1.26 and git, and sets up everything
 # else itself: Python packages, pinned with hashes, in virtual environments under ~/.cache, and the test cluster's programs
-# beside them.
+# beside them. Python is started with -I for that: a PYTHONPATH, or what lies in this folder, is not asked.
 set -euo pipefail
 
 usage() {
@@ -24,7 +24,7 @@ EOF
 # Sets $python to the interpreter of an environment, made with interpreter $2, that has the packages of $1.
 environment() {
   local requirements=$1 base=$2 version key
-  version=$("$base" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3]); sys.exit(sys.version_info < (3, 11))') || {
+  version=$("$base" -I -c 'import sys; print("%d.%d.%d" % sys.version_info[:3]); sys.exit(sys.version_info < (3, 11))') || {
     echo "build.sh: Python 3.11 or newer is needed; ${base} is ${version:-not there}. Install one, and name it with PYTHON=..." >&2
     exit 1
   }
@@ -39,8 +39,8 @@ environment() {
     if [ -e "$folder/complete" ]; then exit; fi
     echo "setting up the Python packages of $requirements (once)"
     rm -rf "$folder"
-    "$base" -m venv "$folder" || { echo "build.sh: $base has no venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
-    "$python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$requirements"
+    "$base" -I -m venv "$folder" || { echo "build.sh: $base has no venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
+    "$python" -I -m pip install --quiet --disable-pip-version-check --require-hashes -r "$requirements"
     touch "$folder/complete"
   ) 9>"$folder.lock"
 }
@@ -50,7 +50,7 @@ packaging() {
   local base
   local candidates=(python3.13 python3 "$HOME"/.pyenv/versions/3.13.*/bin/python3.13)
   for base in "${PYTHON:-${candidates[@]}}"; do
-    if "$base" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null; then
+    if "$base" -I -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null; then
       environment requirements/build.txt "$base"
       return
     fi
@@ -88,6 +88,7 @@ image() {
   exit 1
 }
 
+from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")"
 command=${1:-package}
 if [ $# -gt 0 ]; then shift; fi
@@ -99,6 +100,7 @@ case "$command" in
     exec "$python" -I requirements/package.py build
     ;;
   verify)
+    if [[ ${1:-/} != /* ]]; then set -- "$from/$1" "${@:2}"; fi # FILE is the caller's
     packaging
     exec "$python" -I requirements/package.py verify "$@"
     ;;

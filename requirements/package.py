@@ -6,8 +6,8 @@ so that nothing is missing at run time. Only the packages in REDUCED are not fol
 `__init__` files import all of the Kubernetes API: they are generated anew, with just those of their names that some
 kept module asks for. Every other file is the wheel's, byte for byte, checked against the wheel's own RECORD.
 
-Two builds are equal, byte for byte, when they have the same sources and commit and the same Python: names are sorted,
-dates are fixed, and nothing of the machine goes in.
+Two builds are equal, byte for byte, when they have the same sources and commit, the same Python and its zlib: names are
+sorted, dates are fixed, and nothing else of the machine goes in.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ import json
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 import tempfile
 import uuid
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -119,23 +121,28 @@ class Wheel:
 def wheels() -> list[Wheel]:
     """The pinned wheels, from a cache that is filled when it lacks them. Every one is checked against its pin."""
     text = REQUIREMENTS.read_text()
-    pins = {}
+    pins, wanted = {}, set()
     for block in re.split(r"\n(?=\S)", text):
-        if match := re.match(r"([A-Za-z0-9._-]+)==([^ ;\\]+)", block):
+        if match := re.match(r"([A-Za-z0-9._-]+)==([^ ;\\]+)( ;)?", block):
             pins.update(dict.fromkeys(re.findall(r"--hash=sha256:([0-9a-f]{64})", block), (match[1], match[2])))
+            wanted |= set() if match[3] else {match[1]}  # pip leaves out one whose condition is not met
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "dispatch-wheels"
     folder = cache / hashlib.sha256(text.encode()).hexdigest()[:16]
     if not folder.is_dir():
         download(folder)
     found = []
     for file in sorted(folder.iterdir()):
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        data = file.read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
         if digest not in pins:
             raise PackageError(f"{file} has none of the hashes in {REQUIREMENTS.name}: remove {folder} and try again")
-        archive = zipfile.ZipFile(file)
+        archive = zipfile.ZipFile(io.BytesIO(data))
         [record] = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", name)]
         rows = csv.reader(archive.read(record).decode().splitlines())
         found.append(Wheel(*pins[digest], digest, archive, {row[0]: row[1] for row in rows}))
+    names = [wheel.name for wheel in found]
+    if wanted - set(names) or len(names) > len(set(names)):  # the closure takes what is missing for optional
+        raise PackageError(f"{folder} has not each wheel of {REQUIREMENTS.name} once: remove it and try again")
     return found
 
 
@@ -145,7 +152,7 @@ def download(folder: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
         wanted = ["--only-binary", ":all:", "--implementation", "cp", "--abi", "cp313", "--python-version", "3.13"]
         wanted += [option for platform in PLATFORMS for option in ("--platform", platform)]
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        pip = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         done = subprocess.run([*pip, "--require-hashes", *wanted, "-d", f"{draft}/all", "-r", str(REQUIREMENTS)])
         if done.returncode:
             raise PackageError(f"the wheels of {REQUIREMENTS.name} could not be downloaded")
@@ -164,7 +171,6 @@ class Closure:
     kept: dict[str, str] = field(default_factory=dict)  # module to path
     firm: set[str] = field(default_factory=set)  # those that are loaded whatever happens, or by admission.py
     names: dict[str, dict[str, str]] = field(default_factory=lambda: {package: {} for package in REDUCED})
-    absent: dict[str, set[str]] = field(default_factory=dict)  # in no pinned wheel: by module, who would like it
 
     def __post_init__(self) -> None:
         self._owners = {path: wheel for wheel in self.wheels for path in wheel.record if path.endswith(".py")}
@@ -205,7 +211,6 @@ class Closure:
             return  # the latter: a module that makes others itself, as six does
         if firm:
             raise PackageError(f"{by} imports {module}, which no wheel of {REQUIREMENTS.name} has")
-        self.absent.setdefault(module, set()).add(by)
 
     def _imports(self, module: str, path: str, source: bytes) -> Iterator[tuple[str, bool]]:
         """Yields the modules that a module asks for, each with whether it does so in any case."""
@@ -345,16 +350,35 @@ def _bytecode(sources: dict[str, bytes]) -> dict[str, Entry]:
     return compiled
 
 
-def packed(files: dict[str, Entry]) -> bytes:
-    """The archive's bytes."""
+def packed(files: dict[str, Entry], streams: Mapping[str, bytes]) -> bytes:
+    """The archive's bytes, of files and of what each is when it is deflated."""
     buffer = io.BytesIO(SHEBANG)
     buffer.seek(0, io.SEEK_END)
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, entry in files.items():
             info = zipfile.ZipInfo(path, EPOCH)
             info.create_system, info.external_attr, info.compress_type = 3, 0o100644 << 16, zipfile.ZIP_DEFLATED
-            archive.writestr(info, entry.data, compresslevel=9)
+            info.CRC, info.file_size, info.compress_size = zlib.crc32(entry.data), len(entry.data), len(streams[path])
+            info.header_offset = buffer.tell()
+            buffer.write(info.FileHeader(zip64=False) + streams[path])
+            archive.filelist.append(info)
+        archive.start_dir = buffer.tell()
     return buffer.getvalue()
+
+
+def deflated(files: dict[str, Entry]) -> dict[str, bytes]:
+    """Each file as this machine's zlib deflates it."""
+    return {path: zlib.compress(entry.data, 9, wbits=-zlib.MAX_WBITS) for path, entry in files.items()}
+
+
+def inflated(stream: bytes, limit: int) -> bytes | None:
+    """What was deflated; None when the stream is not that, of at most `limit` bytes, and nothing else."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        data = inflater.decompress(stream, limit + 1)
+    except zlib.error:
+        return None
+    return data if inflater.eof and not inflater.unused_data and len(data) <= limit else None
 
 
 def build() -> None:
@@ -364,7 +388,7 @@ def build() -> None:
     if commit and not re.fullmatch(COMMIT, commit):
         raise PackageError(f"$COMMIT is {commit!r}: a full commit hash is expected")
     files = entries(closure, commit, sys.version.split()[0])
-    data = packed(files)
+    data = packed(files, deflated(files))
     digest = hashlib.sha256(data).hexdigest()
     with tempfile.TemporaryDirectory() as folder:
         draft = pathlib.Path(folder, ARCHIVE.name)
@@ -458,22 +482,25 @@ def _licence(wheel: Wheel) -> str:
 
 
 def verify(file: pathlib.Path) -> None:
-    """Compares an archive, file by file, with what this checkout and the pinned wheels make. Raises PackageError."""
+    """Compares an archive, file by file, with what this checkout and the pinned wheels make. Raises PackageError.
+
+    At last it is put together anew of its own streams, and has to be the same: whatever reads it finds these files.
+    """
     data = file.read_bytes()
-    faults = []
     try:
-        archive = zipfile.ZipFile(io.BytesIO(data))
-        names = archive.namelist()
-        main = archive.read("__main__.py").decode() if "__main__.py" in names else ""
-    except (zipfile.BadZipFile, ValueError) as error:
+        infos = zipfile.ZipFile(io.BytesIO(data)).infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
         raise PackageError(f"{file} is no zip file that can be read: {error}") from error
-    # a local header, a directory entry and the end, without extras: then there is no room for a second zip file
-    size = len(SHEBANG) + sum(30 + 46 + 2 * len(i.filename) + i.compress_size for i in archive.infolist()) + 22
-    if not data.startswith(SHEBANG) or len(data) != size:
-        faults.append("it has more in it than its files")
+    names = [info.filename for info in infos]
+    streams = {}
+    for info in infos:
+        start = info.header_offset + 30 + len(info.filename)  # behind a local header without extras
+        streams[info.filename] = data[start : start + info.compress_size]
+    main = (inflated(streams.get("__main__.py", b""), 2**16) or b"").decode(errors="replace")
     commit = "".join(re.findall(rf"^commit ({COMMIT})$", main, re.MULTILINE)[:1])
     python = "".join(re.findall(rf"^built with Python ({PATCH})$", main, re.MULTILINE)[:1])
     expected = entries(Closure(wheels()), commit, python)
+    faults = []
     if names != list(expected):
         faults += [f"{name} does not belong there" for name in names if name not in expected]
         faults += [f"{name} is missing" for name in expected if name not in names]
@@ -481,23 +508,21 @@ def verify(file: pathlib.Path) -> None:
     here = sys.version.split()[0]
     advice = f" of Python {python}; this is {here}: take the former to compare it" if python not in ("", here) else ""
     for name in sorted(set(names) & set(expected)):
-        origin = expected[name].origin
-        try:
-            same = archive.read(name) == expected[name].data
-        except zipfile.BadZipFile:
-            same = False
-        if not same:
+        origin, content = expected[name].origin, expected[name].data
+        if inflated(streams[name], len(content)) != content:
             faults.append(f"{name} is not the file of that name: {origin}{advice if origin == 'bytecode' else ''}")
         elif origin != "bytecode":
             print(f"{origin:<25}  {name}")
+    if not faults and data != packed(expected, streams):
+        faults.append("it has more in it than its files, or says more of them")
     if faults:
         raise PackageError("\n".join(f"{file}: {fault}" for fault in faults))
     kinds = [entry.origin for entry in expected.values()]
     ours, generated, compiled = (kinds.count(kind) for kind in ("ours", "generated", "bytecode"))
     theirs = len(kinds) - ours - generated - compiled
     print(f"{ours} file is ours, {generated} are generated, {theirs} are the wheels', {compiled} are bytecode of these")
-    print(f"{file} holds what this checkout{f', at commit {commit},' if commit else ''} makes")
-    if data != packed(expected):
+    print(f"{file} holds what this checkout makes{f', and says that this is commit {commit}' if commit else ''}")
+    if streams != deflated(expected):
         print("its bytes differ all the same: this machine's zlib packs otherwise")
 
 

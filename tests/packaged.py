@@ -52,10 +52,13 @@ def copy(folder: pathlib.Path) -> None:
     shutil.copytree(ROOT / "requirements", folder / "requirements", ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def run(folder: pathlib.Path, python: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: pathlib.Path, python: str, *arguments: str, cwd: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a checkout's build.sh."""
     return subprocess.run(
         [str(folder / "build.sh"), *arguments],
+        cwd=cwd,
         env={**os.environ, "PYTHON": python, "COMMIT": COMMIT, **environment},
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 
@@ -155,9 +157,9 @@ def test_verify_says_what_is_ours_theirs_and_generated(zipapp: pathlib.Path) -> 
     assert [line.split() for line in lines if line.startswith("ours ")] == [["ours", "admission.py"]]
     assert {line.split()[1] for line in lines if line.startswith("generated ")} == GENERATED
     assert any(re.fullmatch(r"kubernetes 36\.0\.3 +kubernetes/client/rest\.py", line) for line in lines)
-    assert lines[-1].endswith(
-        f"dispatch-admission.pyz holds what this checkout, at commit {packaged.COMMIT}, makes"
-    )  # and nothing of other bytes
+    assert lines[-1].endswith(  # and nothing of other bytes
+        f"dispatch-admission.pyz holds what this checkout makes, and says that this is commit {packaged.COMMIT}"
+    )
 
 
 Files = list[tuple[zipfile.ZipInfo, bytes]]
@@ -215,6 +217,69 @@ def test_verify_finds_a_change(
     assert all(any(line.startswith(fault) for line in found) for fault in faults), found
 
 
+def hidden(info: zipfile.ZipInfo, stream: bytes) -> bytes:
+    """Bytes behind the end of what was deflated: nothing that unpacks the file shows them."""
+    return stream + b"smuggled" if info.filename == "kubernetes/client/rest.py" else stream
+
+
+def linked(info: zipfile.ZipInfo, stream: bytes) -> bytes:
+    """A symbolic link, for what unpacks the archive."""
+    if info.filename == "admission.py":
+        info.external_attr = 0o120777 << 16
+    return stream
+
+
+def encrypted(info: zipfile.ZipInfo, stream: bytes) -> bytes:
+    """A file that is said to need a password."""
+    info.flag_bits |= info.filename == "admission.py"
+    return stream
+
+
+def repacked(zipapp: pathlib.Path, change: Callable[[zipfile.ZipInfo, bytes], bytes]) -> bytes:
+    """An archive of the same streams, but for what `change` does to them and to what is said of them."""
+    data = zipapp.read_bytes()
+    buffer = io.BytesIO()
+    buffer.write(data.partition(b"\n")[0] + b"\n")
+    with zipfile.ZipFile(zipapp) as archive, zipfile.ZipFile(buffer, "w") as forged:
+        for info in archive.infolist():
+            start = info.header_offset + len(info.FileHeader(zip64=False))
+            stream = change(info, data[start : start + info.compress_size])
+            info.header_offset, info.compress_size = buffer.tell(), len(stream)
+            buffer.write(info.FileHeader(zip64=False) + stream)
+            forged.filelist.append(info)
+        forged.start_dir = buffer.tell()
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (hidden, "kubernetes/client/rest.py is not the file of that name: kubernetes 36.0.3"),
+        (linked, "it has more in it than its files, or says more of them"),
+        (encrypted, "it has more in it than its files, or says more of them"),
+    ],
+)
+def test_verify_finds_what_does_not_change_any_files_content(
+    zipapp: pathlib.Path, tmp_path: pathlib.Path, change: Callable[[zipfile.ZipInfo, bytes], bytes], fault: str
+) -> None:
+    assert repacked(zipapp, lambda _, stream: stream) == zipapp.read_bytes()
+    forged = tmp_path / packaged.NAME
+    forged.write_bytes(repacked(zipapp, change))
+    done = packaged.run(checkout(zipapp), packaged.interpreter("3.13"), "verify", str(forged))
+    assert (done.returncode, done.stderr) == (1, f"package.py: {forged}: {fault}\n")
+
+
+def test_verify_takes_a_relative_name_from_where_it_is_called(zipapp: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Not from the checkout, which has an archive of that name, too."""
+    theirs = tmp_path / "dist" / packaged.NAME
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"anything")
+    name = f"dist/{packaged.NAME}"
+    done = packaged.run(checkout(zipapp), packaged.interpreter("3.13"), "verify", name, cwd=str(tmp_path))
+    assert done.returncode == 1
+    assert f"{theirs} is no zip file" in done.stderr
+
+
 @pytest.mark.parametrize("change", [lambda data: data + b"x", lambda data: data.replace(b"\n", b"\n#\n", 1)])
 def test_verify_finds_what_is_around_the_zip_file(
     zipapp: pathlib.Path, tmp_path: pathlib.Path, change: Callable[[bytes], bytes]
@@ -226,17 +291,134 @@ def test_verify_finds_what_is_around_the_zip_file(
     assert "more in it than its files" in done.stderr or "no zip file" in done.stderr
 
 
+# --- what is kept
+
+
+def importing(folder: pathlib.Path, statement: str) -> pathlib.Path:
+    """A checkout whose admission.py has one import more."""
+    packaged.copy(folder)
+    module = folder / "admission.py"
+    module.write_text(module.read_text().replace("import yaml\n", f"import yaml\n{statement}\n"))
+    return folder
+
+
+def test_what_is_shipped_follows_from_what_the_code_imports(zipapp: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = importing(tmp_path, "import websocket\nfrom kubernetes.client import CoreV1Api, V1PodList")
+    done = packaged.run(folder, packaged.interpreter("3.13"), "package")
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(zipapp) as before, zipfile.ZipFile(folder / "dist" / packaged.NAME) as after:
+        more = set(after.namelist()) - set(before.namelist())
+    assert more >= {
+        "kubernetes/client/api/core_v1_api.py",
+        "kubernetes/client/models/v1_pod_list.py",
+        "websocket/__init__.py",
+        "websocket/_core.py",
+    }
+    assert not [name for name in more if "/v1_pod.py" in name]  # nothing imports it
+
+
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        ("import not_there", "admission imports not_there, which no wheel of admission.txt has"),
+        ("from kubernetes.client import NotThere", "admission asks kubernetes.client for NotThere"),
+    ],
+)
+def test_a_module_that_no_package_has_fails_the_build(tmp_path: pathlib.Path, statement: str, fault: str) -> None:
+    folder = importing(tmp_path, statement)
+    done = packaged.run(folder, packaged.interpreter("3.13"), "package")
+    assert done.returncode == 1
+    assert fault in done.stderr
+    assert not (folder / "dist").exists()
+
+
 # --- refusals
 
 
-def test_a_module_that_no_package_has_fails_the_build(tmp_path: pathlib.Path) -> None:
-    packaged.copy(tmp_path)
-    module = tmp_path / "admission.py"
-    module.write_text(module.read_text().replace("import yaml\n", "import yaml\nimport not_there\n"))
-    done = packaged.run(tmp_path, packaged.interpreter("3.13"), "package")
+def cache(folder: pathlib.Path) -> pathlib.Path:
+    """A cache of our own, as the builds before have filled it."""
+    filled = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    shutil.copytree(filled / "dispatch-wheels", folder / "dispatch-wheels")
+    (folder / "dispatch-venv").symlink_to(filled / "dispatch-venv")
+    return folder
+
+
+def test_a_wheel_that_is_not_the_pinned_one_fails_the_build(zipapp: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    own = cache(tmp_path / "a cache")
+    for wheel in own.rglob("urllib3-*.whl"):
+        with zipfile.ZipFile(wheel, "a") as archive:
+            archive.writestr("urllib3/more.py", "")
+    for command in ("package", "verify"):
+        done = packaged.run(checkout(zipapp), packaged.interpreter("3.13"), command, XDG_CACHE_HOME=str(own))
+        assert done.returncode == 1
+        assert ".whl has none of the hashes in admission.txt" in done.stderr
+
+
+def test_a_wheel_that_is_missing_fails_the_build_though_it_is_imported_in_a_try(
+    zipapp: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    own = cache(tmp_path / "cache")
+    for wheel in own.rglob("charset_normalizer-*.whl"):
+        wheel.unlink()
+    for command in ("package", "verify"):
+        done = packaged.run(checkout(zipapp), packaged.interpreter("3.13"), command, XDG_CACHE_HOME=str(own))
+        assert done.returncode == 1
+        assert "has not each wheel of admission.txt once" in done.stderr
+
+
+@pytest.mark.usefixtures("zipapp")
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_file_that_is_not_what_its_wheels_record_says_fails_the_build(tmp_path: pathlib.Path) -> None:
+    """Although the wheel is the pinned one: the pin is forged, too."""
+    folder, wheels = tmp_path / "checkout", cache(tmp_path / "cache") / "dispatch-wheels"
+    packaged.copy(folder)
+    requirements = folder / "requirements/admission.txt"
+
+    def sha256(file: pathlib.Path) -> str:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+
+    before = wheels / sha256(requirements)[:16]
+    [wheel] = before.glob("urllib3-*.whl")
+    pinned = sha256(wheel)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("urllib3/poolmanager.py", "")
+    requirements.write_text(requirements.read_text().replace(pinned, sha256(wheel)))
+    before.rename(wheels / sha256(requirements)[:16])
+    done = packaged.run(folder, packaged.interpreter("3.13"), "package", XDG_CACHE_HOME=str(wheels.parent))
     assert done.returncode == 1
-    assert "admission imports not_there, which no wheel of admission.txt has" in done.stderr
-    assert not (tmp_path / "dist").exists()
+    assert "urllib3 2.8.0: urllib3/poolmanager.py is not what the wheel's RECORD says" in done.stderr
+
+
+def hostile(folder: pathlib.Path) -> pathlib.Path:
+    """A folder of modules that no Python may import: whichever does leaves its name in the file `imported` there."""
+    folder.mkdir()
+    for name in ("sitecustomize", "json", "signal", "zipfile", "yaml", "urllib3", "kubernetes", "admission"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'imported')!r}, 'a').write('{name} ')\n")
+    return folder
+
+
+def test_a_pythonpath_does_not_reach_the_build(zipapp: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = hostile(tmp_path / "hostile")
+    done = packaged.run(checkout(zipapp), packaged.interpreter("3.13"), "verify", PYTHONPATH=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "imported").exists()
+
+
+def test_neither_a_pythonpath_nor_the_current_folder_reaches_it_when_it_is_started(
+    zipapp: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """`-I` does that, which is in the archive's first line; without it a PYTHONPATH does."""
+    folder = hostile(tmp_path / "hostile")
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(folder)}
+
+    def started(*command: str) -> int:
+        return subprocess.run([*command, "-version"], cwd=folder, env=environment, capture_output=True).returncode
+
+    assert started(str(zipapp)) == 0
+    assert not (folder / "imported").exists()
+    started("python3", str(zipapp))
+    assert "sitecustomize" in (folder / "imported").read_text()
 
 
 def test_another_python_than_the_images_is_refused(tmp_path: pathlib.Path) -> None:
