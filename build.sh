@@ -48,7 +48,7 @@ environment() {
 # The same for packaging, which takes the image's Python: its bytecode goes into the archive.
 packaging() {
   local base
-  local candidates=(python3.13 python3 "$HOME"/.pyenv/versions/3.13.*/bin/python3.13)
+  local candidates=(python3.13 python3 "${HOME:-}"/.pyenv/versions/3.13.*/bin/python3.13)
   for base in "${PYTHON:-${candidates[@]}}"; do
     if "$base" -I -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null; then
       environment requirements/build.txt "$base"
@@ -89,7 +89,7 @@ image() {
 }
 
 from=$PWD
-cd "$(dirname "${BASH_SOURCE[0]}")"
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")"
 command=${1:-package}
 if [ $# -gt 0 ]; then shift; fi
 case "$command" in

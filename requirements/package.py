@@ -41,7 +41,7 @@ ARCHIVE = ROOT / "dist/dispatch-admission.pyz"
 PYTHON = (3, 13)  # the image's
 
 SHEBANG = b"#!/usr/bin/env -S python3 -I\n"
-COMMIT, PATCH = r"[0-9a-f]{40,64}", r"3\.13\.[0-9a-z]+"  # what may stand in the generated __main__.py
+COMMIT, PATCH = r"[0-9a-f]{40,64}", r"3\.13\.[0-9a-z]+\+?"  # what may stand in the generated __main__.py
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip file can tell
 # The wheels are always those of one platform, whatever this machine is: only what is pure Python is taken from them.
 PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
@@ -331,7 +331,7 @@ def _generated(closure: Closure, module: str, path: str) -> bytes:
 
 
 def _bytecode(sources: dict[str, bytes]) -> dict[str, Entry]:
-    """Compiles each source by itself in a fresh interpreter: the bytes then depend on nothing but the source.
+    """Compiles the sources in an interpreter of its own: the bytes then depend on nothing but these and its version.
 
     Unchecked: the archive holds both, and `verify` compares them; the container would compare them at each start.
     """

@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -269,6 +270,17 @@ def test_verify_finds_what_does_not_change_any_files_content(
     assert (done.returncode, done.stderr) == (1, f"package.py: {forged}: {fault}\n")
 
 
+def test_verify_takes_the_same_files_packed_by_another_zlib(zipapp: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    def change(_: zipfile.ZipInfo, stream: bytes) -> bytes:
+        return zlib.compress(zlib.decompress(stream, wbits=-15), 1, wbits=-15)
+
+    other = tmp_path / packaged.NAME
+    other.write_bytes(repacked(zipapp, change))
+    done = packaged.run(checkout(zipapp), packaged.interpreter("3.13"), "verify", str(other))
+    assert done.returncode == 0, done.stderr
+    assert "its bytes differ all the same: this machine's zlib packs otherwise" in done.stdout
+
+
 def test_verify_takes_a_relative_name_from_where_it_is_called(zipapp: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Not from the checkout, which has an archive of that name, too."""
     theirs = tmp_path / "dist" / packaged.NAME
@@ -402,6 +414,16 @@ def test_a_pythonpath_does_not_reach_the_build(zipapp: pathlib.Path, tmp_path: p
     done = packaged.run(checkout(zipapp), packaged.interpreter("3.13"), "verify", PYTHONPATH=str(folder))
     assert done.returncode == 0, done.stderr
     assert not (folder / "imported").exists()
+
+
+def test_a_build_follows_no_cdpath_and_needs_no_home(zipapp: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = checkout(zipapp)
+    (tmp_path / folder.name).mkdir()
+    cached = os.environ.get("XDG_CACHE_HOME") or str(pathlib.Path.home() / ".cache")
+    settings = {"CDPATH": str(tmp_path), "XDG_CACHE_HOME": cached, "PYTHON": packaged.interpreter("3.13")}
+    command = ["env", "-u", "HOME", "bash", f"{folder.name}/build.sh", "verify"]
+    done = subprocess.run(command, cwd=folder.parent, env=os.environ | settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_neither_a_pythonpath_nor_the_current_folder_reaches_it_when_it_is_started(
