@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import installed, jobs, packaged
-from tests.cluster.api import ApiError, Object
+from tests.cluster.api import ApiError, Object, path
 from tests.cluster.cluster import Cluster
 from tests.cluster.gate import NAMESPACE
 from tests.installed import NAME, documents
@@ -59,6 +59,33 @@ def covers(made: Any, sent: Any) -> bool:
     if isinstance(sent, list):
         return len(made or []) == len(sent) and all(map(covers, made or [], sent))
     return bool(made == sent) or (made is None and sent == [])
+
+
+def evict_one_of_two_that_do_not_run(cluster: Cluster) -> None:
+    """As a drain of its node does. Raises ApiError 429 when the PodDisruptionBudget forbids it."""
+    pods = cluster.wait(lambda: found if len(found := installed.running(cluster)) == 2 else None, "two pods run")
+    for pod in pods:
+        cluster.pods.condition(pod, "Ready", "False", "ContainersNotReady")
+    cluster.wait(
+        lambda: cluster.get("PodDisruptionBudget", NAME, NAMESPACE)["status"].get("currentHealthy") == 0,
+        "the budget has seen it",
+    )
+    name = pods[0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    cluster.api.request("POST", path("Pod", NAMESPACE, name, "eviction"), eviction)
+
+
+def test_a_pod_that_does_not_run_keeps_no_node_from_being_drained(cluster: Cluster, manifest: list[Object]) -> None:
+    assert manifest
+    evict_one_of_two_that_do_not_run(cluster)
+
+
+def test_guard_off_a_pod_that_does_not_run_keeps_its_node_from_being_drained(cluster: Cluster) -> None:
+    def change(obj: Object) -> None:
+        obj.get("spec", {}).pop("unhealthyPodEvictionPolicy", None)
+
+    with installed.on(cluster, change), pytest.raises(ApiError, match="disruption budget"):
+        evict_one_of_two_that_do_not_run(cluster)
 
 
 def test_with_the_trimmed_role_it_leads_and_admits(
