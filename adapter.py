@@ -1603,17 +1603,20 @@ def _troubles(
         wait = str(_at(state, "waiting", "reason") or "ContainerCreating")
         if wait not in _HARMLESS:
             yield trouble(None, _CAUSE_OF.get(wait, Cause.UNKNOWN), f"{name}: {_words(_at(state, 'waiting'))}")
+    if reason := _at(pod, "status", "reason"):  # the kubelet ended the pod, or did not take it
+        yield trouble(first, _CAUSE_OF.get(str(reason), Cause.UNKNOWN), _words(_at(pod, "status")))
     for condition in _conditions(pod):
         kind, status, words = condition.get("type"), condition.get("status"), _words(condition)
         if (kind, status) == ("DisruptionTarget", "True"):
             cause = _CAUSE_OF.get(str(condition.get("reason")), Cause.UNKNOWN)
+            when = _second(condition.get("lastTransitionTime"))
+            if condition.get("reason") == "TerminationByKubelet":  # written only when the containers have ended
+                when = min(first, when)
             checked = "the taint was not checked" if nodes is None else "the node has no such taint"
             words += f" ({lost or checked})" if cause is Cause.NODE_LOST else ""
-            yield trouble(condition.get("lastTransitionTime"), cause, words)
+            yield trouble(when, cause, words)
         elif (kind, status, condition.get("reason")) == ("PodScheduled", "False", "Unschedulable"):
             yield trouble(None, Cause.NO_CAPACITY, words)
-    if reason := _at(pod, "status", "reason"):  # the kubelet ended the pod, or did not take it
-        yield trouble(first, _CAUSE_OF.get(str(reason), Cause.UNKNOWN), _words(_at(pod, "status")))
     if lost and remains(pod):
         yield trouble(None, Cause.NODE_LOST, lost)
 

@@ -343,6 +343,14 @@ def test_without_a_right_to_nodes_the_cause_says_that_the_taint_was_not_checked(
     told(plain, handle, State.RUNNING, Cause.NODE_LOST, "(the taint was not checked)")
 
 
+def test_what_nobody_knows_yet_keeps_its_words(plain: World) -> None:
+    handle, pod = running(plain)
+    plain.cluster.pods.condition(pod, "DisruptionTarget", "True", "NeverHeardOf", "a new thing")
+    told(plain, handle, State.RUNNING, Cause.UNKNOWN, "NeverHeardOf: a new thing")
+    plain.cluster.pods.end(pod, 9, "NewEnd")
+    told(plain, handle, State.FAILED, Cause.UNKNOWN, "NeverHeardOf: a new thing")
+
+
 def test_pods_that_find_no_node(plain: World) -> None:
     handle = one_node(plain, nodeSelector={"kubernetes.io/hostname": "nowhere"})
     told(plain, handle, State.STARTING, Cause.NO_CAPACITY, "Unschedulable: 0/")

@@ -12,9 +12,10 @@ import pytest
 
 from adapter import Cause, Handle, State, Status
 from tests import jobs
+from tests.cluster import images
 from tests.cluster.api import Object, path
 from tests.cluster.gate import Gate
-from tests.cluster.real_node import FLAVOR, RealNode
+from tests.cluster.real_node import FLAVOR, NAME, RealNode
 from tests.cluster.waiting import unique
 from tests.node import facts
 from tests.node.site import Site, execute, on
@@ -263,6 +264,18 @@ def test_a_pod_that_fills_its_volume_looks_as_recorded(real_node: RealNode, leas
         site.cluster.wait(lambda: finished(site, job), f"{job} has ended", 90)
         facts.check("evicted-by-the-kubelet", "finished", lambda: located(facts.of(site.namespace, job)))
         told(site, lease, job, State.FAILED, Cause.EVICTED, "Evicted: Usage of EmptyDir volume")
+
+
+def test_a_pod_that_makes_room_for_a_critical_one_looks_as_recorded(site: Site, lease: str) -> None:
+    job = start(site, lease)
+    site.running(job)
+    all_of_it = {"requests": {"cpu": site.cluster.get("Node", NAME)["status"]["allocatable"]["cpu"]}}
+    container = {"name": "c", "image": images.PYTHON, "command": ["sleep", "600"], "resources": all_of_it}
+    spec = {"priorityClassName": "system-node-critical", "nodeName": NAME, "containers": [container]}
+    site.namespace.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "critical"}, "spec": spec})
+    site.cluster.wait(lambda: finished(site, job), f"{job} has ended")
+    compare(site, "preempted-by-the-kubelet", job, "finished")
+    told(site, lease, job, State.FAILED, Cause.EVICTED, "TerminationByKubelet: Pod was preempted by Kubelet")
 
 
 def test_a_lost_node_looks_as_recorded_and_comes_back(real_node: RealNode, lease: str) -> None:

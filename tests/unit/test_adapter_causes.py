@@ -381,6 +381,14 @@ def test_a_disruption_beats_the_exit_code_that_it_causes_and_no_other() -> None:
     assert first(pod(end("Error", 1, 10), disrupted("EvictionByEvictionAPI", 20)))[0] is Cause.PROGRAM
 
 
+def test_the_kubelet_says_that_it_ends_a_pod_only_when_it_has() -> None:
+    """Seen on the real node when a pod made room for a critical one: the condition came a second after the end."""
+    preempted = pod(end("Error", 143, 10), disrupted("TerminationByKubelet", 11), reason="Preempting")
+    followed = pod(end("Error", 1, 10), name="p-1")
+    assert first(preempted) == (Cause.EVICTED, "p-0")
+    assert first(preempted, followed) == (Cause.EVICTED, "p-0")
+
+
 def deleted(pod: Object, when: int, grace: int = 0) -> Object:
     pod["metadata"] |= {"deletionTimestamp": at(when + grace), "deletionGracePeriodSeconds": grace}
     return pod
@@ -549,6 +557,7 @@ RECORDED = {
     ("node-lost", "back"): (State.FAILED, Cause.UNKNOWN),  # the Events that tell it are not among the facts
     ("out-of-memory", "finished"): (State.FAILED, Cause.OUT_OF_MEMORY),
     ("out-of-memory-in-a-child", "finished"): (State.FAILED, Cause.OUT_OF_MEMORY),
+    ("preempted-by-the-kubelet", "finished"): (State.FAILED, Cause.EVICTED),
     ("preempted", "terminating"): (State.STOPPING, Cause.PREEMPTED),
     ("preempted", "gone"): (State.QUEUED, Cause.PREEMPTED),
     ("preempted", "running again"): (State.RUNNING, None),
