@@ -23,6 +23,7 @@ import yaml
 
 import adapter
 from adapter import Backend, Handle, JobSpec, State
+from tests import jobs
 from tests.cluster import gate
 from tests.cluster.api import ApiError, Object
 from tests.cluster.cluster import Cluster
@@ -260,7 +261,7 @@ def _weaker(rule: Object, verb: str, resource: str) -> list[Object]:
 
 def install_runtime(cluster: Cluster) -> None:
     """Puts the runtime of `examples/runtime.yaml` there."""
-    cluster.apply(yaml.safe_load((EXAMPLES / "runtime.yaml").read_text()))
+    jobs.install(cluster, yaml.safe_load((EXAMPLES / "runtime.yaml").read_text()))
 
 
 @contextlib.contextmanager

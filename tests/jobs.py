@@ -77,14 +77,25 @@ def trainjob(
     }
 
 
+def install(cluster: Cluster, runtime: Object) -> None:
+    """Puts a cluster's runtime there; returns when Trainer's webhook has seen it, which refuses its jobs until then."""
+    cluster.apply(runtime)
+    job = trainjob(runtime=runtime["metadata"]["name"], queue=None, gated=False)
+    cluster.wait(
+        lambda: cluster.create({**job, "metadata": {**job["metadata"], "namespace": "default"}}, dry_run=True),
+        f"Trainer knows the runtime {runtime['metadata']['name']}",
+    )
+
+
 @contextlib.contextmanager
 def runtime(cluster: Cluster, change: Callable[[Object], None]) -> Iterator[str]:
     """A runtime of the test's own, by name: the stock one, after `change` has edited its JobSet's spec."""
     stock = cluster.get("ClusterTrainingRuntime", "torch-distributed")
     change(stock["spec"]["template"]["spec"])
     name = f"runtime-{unique()}"
-    cluster.create(
-        {"apiVersion": stock["apiVersion"], "kind": stock["kind"], "metadata": {"name": name}, "spec": stock["spec"]}
+    install(
+        cluster,
+        {"apiVersion": stock["apiVersion"], "kind": stock["kind"], "metadata": {"name": name}, "spec": stock["spec"]},
     )
     try:
         yield name

@@ -161,7 +161,7 @@ def make(
     pod["containers"][0] |= {"image": images.PYTHON, "volumeMounts": [{"name": "test", "mountPath": INSIDE}]}
     if change:
         change(pod)
-    cluster.create(runtime)
+    jobs.install(cluster, runtime)
     return Site(node, namespace, folder, grace)
 
 
