@@ -6,6 +6,7 @@ but for the Python in it, which is this machine's (images.py). Figures are print
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
@@ -133,6 +134,30 @@ def test_its_namespace_enforces_restricted_and_its_processes_have_nothing(deploy
         if status["Seccomp"] == "0":
             pytest.skip(f"pods run without seccomp filters here: {build.SECCOMP_HELP}")
         assert status["Seccomp"] == "2"
+
+
+def test_it_opens_no_port_and_talks_to_the_api_server_alone(deployment: Installed) -> None:
+    """So the NetworkPolicy's first rule is enough, where a pod is told the API server's address and not its name."""
+    [policy] = [obj for obj in installed.documents("manifest.yaml") if obj["kind"] == "NetworkPolicy"]
+    let_out = {port["port"] for port in policy["spec"]["egress"][0]["ports"]}
+    deployment.leader()
+    for pod in deployment.pods():
+        found = deployment.cluster.wait(functools.partial(sockets, deployment.pid(pod)), "it is connected")
+        assert {kind for kind, _, _ in found} == {"tcp"}
+        assert "0A" not in {state for _, state, _ in found}  # nobody listens
+        assert {port for _, _, port in found} <= let_out
+
+
+def sockets(pid: int) -> list[tuple[str, str, int]]:
+    """A process's internet sockets: the protocol, the state as the kernel has it, and the port of the other side."""
+    process = pathlib.Path("/proc", str(pid))
+    own = {str(link.readlink()) for link in (process / "fd").iterdir()}
+    return [
+        (kind, fields[3], int(fields[2].rpartition(":")[2], 16))
+        for kind in ("tcp", "tcp6", "udp", "udp6")
+        for fields in map(str.split, (process / "net" / kind).read_text().splitlines()[1:])
+        if f"socket:[{fields[9]}]" in own
+    ]
 
 
 def test_when_the_leading_pod_is_gone_the_other_leads_and_admits(deployment: Installed, namespace: Namespace) -> None:
