@@ -1184,7 +1184,7 @@ REMEDIES = (  # every reason of preflight, and what to do; docs/preflight.md has
     ("the admission controller's Lease has never been renewed", "start the admission controller"),
     (
         "the admission controller's Lease was last renewed <age> ago, beyond <limit>",
-        "restart the admission controller: it is down or stalled",
+        "restart the admission controller: it is down or stalled, or its clock is wrong",
     ),
     ("pods appeared for the gated probe: <pods>", "look at what lets TrainJobs through besides the gate"),
     (
@@ -1223,9 +1223,10 @@ def rights(kueue: bool, *needs: str) -> list[str]:
 
 def go_duration(seconds: float) -> str:
     """As Go writes a duration, to the second: `45s`, `1m30s`, `25h0m0s`."""
-    minutes, left = divmod(int(seconds), 60)
+    minutes, left = divmod(abs(int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}h" * bool(hours) + f"{minutes}m" * bool(hours or minutes) + f"{left}s"
+    sign = "-" * (int(seconds) < 0)
+    return sign + f"{hours}h" * bool(hours) + f"{minutes}m" * bool(hours or minutes) + f"{left}s"
 
 
 def readmission_fault(kueue: Kueue, namespace: str, found: Mapping[str, Object | None], now: datetime.datetime) -> str:
@@ -1258,7 +1259,7 @@ def readmission_fault(kueue: Kueue, namespace: str, found: Mapping[str, Object |
             if renewed is None:
                 return "the admission controller's Lease has never been renewed"
             age = (now - renewed).total_seconds()
-            if age > limit:
+            if abs(age) > limit:  # one that lies ahead proves as little
                 return (
                     f"the admission controller's Lease was last renewed {go_duration(age)} ago, "
                     f"beyond {go_duration(limit)}"
@@ -3534,7 +3535,8 @@ class Backend:
         if lacking := self._lacking("write"):
             self.observe_only = f"not permitted to {lacking}"
         if self.settings.kueue:
-            gate = self._readmission_gate(self.settings.kueue)
+            with explained("preflight: the readmission gate"):
+                gate = self._readmission_gate(self.settings.kueue)
             if gate.value is not Answer.YES and not self.observe_only:
                 self.observe_only = f"the readmission gate is not proven: {gate.reason}"
         self.leftovers, hold_fault = self._leftovers(), ""
@@ -3566,7 +3568,7 @@ class Backend:
                 found[kind], now = read_dated(self._api, where) if where[-1] != "/" else (None, now)
             except ApiError as error:
                 if error.status != 403:
-                    raise _explanation(error, f"preflight: {kind} of the readmission gate") from error
+                    raise
                 group = "coordination.k8s.io" if kind == "Lease" else "kueue.x-k8s.io"
                 reason = f"not permitted to get {kind.lower()}s.{group}: {error.message}"
                 return Support(Answer.UNKNOWN, Source.PROBED, reason)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 import adapter
-from adapter import Unreachable
+from adapter import Conflict, Unreachable
 from tests import adapters
 from tests.adapters import World
 from tests.cluster.api import Object
@@ -152,6 +152,27 @@ def test_a_failed_request_of_preflight_says_so(plain: World, proxy: Proxy, monke
     for path in ("/apis/jobset", "selfsubjectaccessreviews", r"/trainjobs\?labelSelector"):
         with proxy.answer(500, path=path), pytest.raises(Unreachable, match=r"^dispatch: unreachable: preflight: "):
             adapters.prove(plain)
+
+
+@pytest.mark.parametrize("kind", ["localqueues", "clusterqueues", "admissionchecks", "leases"])
+def test_a_read_of_the_readmission_gate_that_is_not_answered_says_so(
+    kueue: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    adapters.impatient(monkeypatch)
+    through(kueue, proxy)
+    with proxy.lose_answer("GET", f"/{kind}/"), pytest.raises(Unreachable) as error:
+        adapters.prove(kueue)
+    assert str(error.value).startswith("dispatch: unreachable: preflight: the readmission gate: no answer")
+
+
+def test_a_probe_whose_name_is_taken_touches_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters.impatient(monkeypatch)
+    handle = world.started()
+    before = world.trainjob(handle)
+    monkeypatch.setattr(adapter, "new_job", lambda: handle.job)
+    with pytest.raises(Conflict, match=f"^dispatch: conflict: preflight probe: TrainJob .*/{handle.name}: "):
+        adapter.connect(world.settings)
+    assert world.trainjob(handle) == before
 
 
 # --- a crash

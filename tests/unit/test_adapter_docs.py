@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import pathlib
 import re
 
@@ -54,6 +55,16 @@ def test_every_reason_of_preflight_is_there_with_its_remedy() -> None:
     table = page.partition("\n## Reasons\n")[2].partition("\n## ")[0]
     cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
     assert [(reason.strip()[1:-1], text.strip()) for reason, text in cells] == list(adapter.REMEDIES)
+
+
+def test_every_refusal_of_preflight_begins_as_the_code_says_it() -> None:
+    page = pathlib.Path("docs/preflight.md").read_text().partition("\n## Refused\n")[2]
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")][1:]
+    texts = [row[2].strip(" `") for row in rows]
+    source = inspect.getsource(adapter)
+    assert len(texts) == 8
+    for text in texts:
+        assert f'"{re.split("<|…|Kueue does", text)[0]}' in source
 
 
 def test_every_verb_is_there() -> None:

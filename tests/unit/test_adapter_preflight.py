@@ -29,6 +29,9 @@ HOLD, GATED_BY = adapter.HOLD, adapter.GATED_BY
         (3600, "1h0m0s"),
         (3661, "1h1m1s"),
         (90000, "25h0m0s"),
+        (-0.9, "0s"),
+        (-5, "-5s"),
+        (-3661, "-1h1m1s"),
     ],
 )
 def test_a_duration_is_written_as_go_does(seconds: float, text: str) -> None:
@@ -88,6 +91,10 @@ def lease(**changes: Any) -> dict[str, Any]:
             {"Lease": lease(renewTime="2026-01-01T11:58:45Z")},
             "the admission controller's Lease was last renewed 1m15s ago, beyond 30s",
         ),
+        (
+            {"Lease": lease(renewTime="2026-01-01T13:00:00Z")},
+            "the admission controller's Lease was last renewed -1h0m0s ago, beyond 30s",
+        ),
     ],
 )
 def test_a_fault_of_the_readmission_gate(changes: dict[str, Any], text: str) -> None:
@@ -96,7 +103,7 @@ def test_a_fault_of_the_readmission_gate(changes: dict[str, Any], text: str) -> 
 
 
 @pytest.mark.parametrize("renewed", ["2026-01-01T11:59:30Z", "2026-01-01T12:00:20Z"])
-def test_a_lease_is_fresh_up_to_its_limit_and_when_its_clock_is_ahead(renewed: str) -> None:
+def test_a_lease_is_fresh_up_to_its_limit_also_when_its_clock_is_ahead(renewed: str) -> None:
     assert fault(Lease=lease(renewTime=renewed)) == ""
 
 
