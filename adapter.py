@@ -3225,14 +3225,19 @@ class Backend:
         Raises NotFound and Conflict (it is being stopped or deleted; its Workload is not there yet).
         """
         self._may_write("open")
+        deactivated = False
 
         def change(trainjob: Object) -> Object | None:
+            nonlocal deactivated
             self._refuse_other_mode(handle, trainjob)
             if is_gated(trainjob) and isinstance(hold_of(trainjob), int) and is_queued(trainjob):
                 self._set_active(handle, False, needed=True)  # first: open and active, it would reserve quota
+                deactivated = True
             return opened(trainjob)
 
         self._update(handle, change)
+        if deactivated:
+            self._obey(handle)
 
     def stop(self, handle: Handle) -> None:
         """Stops the job and removes all of it, gracefully. Returns when nothing is left. Twice is fine.
@@ -3278,17 +3283,14 @@ class Backend:
         """
         self._may_hold("hold")
         _check_whole(instance, "hold: instance", 1, 10**18 - 1)
-        gated = False
 
         def change(trainjob: Object) -> Object | None:
-            nonlocal gated
             self._refuse_ended(handle, trainjob)
-            gated = is_gated(trainjob)
             return held(trainjob, instance)
 
         self._update(handle, change)
-        if self.settings.kueue and not gated:  # gated and inactive, Kueue would write its status all the time
-            self._set_active(handle, False, needed=True)
+        if self.settings.kueue:
+            self._obey(handle)
 
     def release(self, handle: Handle, instance: int) -> None:
         """Ends a hold: the job goes on, as its next attempt, or waits for `open`. Again: changes nothing.
@@ -3315,8 +3317,10 @@ class Backend:
             self._update(handle, change)
         except StaleHold:
             if activated:  # a new hold came in between
-                self._set_active(handle, False)
+                self._obey(handle)
             raise
+        if activated:
+            self._obey(handle)
 
     def ceased(self, handle: Handle) -> Ceased:
         """Whether nothing of this submission can run any more, with the evidence. Its TrainJob may be gone.
@@ -3783,11 +3787,22 @@ class Backend:
                         if active and (finished or evicted.startswith("DeactivatedDueTo")):
                             raise Conflict(f"{what}: Kueue never takes it up again: {finished or evicted}")
                         if (_at(workload, "spec", "active") is not False) != active:
-                            update_workload(self._api, {**workload, "spec": {**workload["spec"], "active": active}})
+                            spec = (_at(workload, "spec") or {}) | {"active": active}
+                            update_workload(self._api, workload | {"spec": spec})
                 except (ApiError, NoAnswer) as error:
                     again.pause(error)
                 else:
                     return
+
+    def _obey(self, handle: Handle) -> None:
+        """Makes the Workload what the hold says, and what it says afterwards: others hold, release and open it, too.
+
+        Not while the start gate is closed: Kueue would write the status of a gated, inactive Workload all the time.
+        """
+        active = None
+        while not is_gated(job := self._trainjob(handle)) and (hold_of(job) is None) is not active:
+            active = hold_of(job) is None
+            self._set_active(handle, active, needed=not active)
 
     def _quieten(self, handle: Handle) -> None:
         """Has the job suspended, for good, and waits until it stands still, for a bounded time.

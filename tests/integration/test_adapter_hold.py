@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 
@@ -259,26 +260,90 @@ def test_a_crash_between_the_two_writes_of_a_release_loses_nothing(
     assert epoch(kueue, handle) >= 1_000_002
 
 
+def first(monkeypatch: pytest.MonkeyPatch, request: str, other: Callable[[], object]) -> None:
+    """Another caller comes right before the next request of this kind."""
+    send = getattr(adapter, request)
+
+    def late(*arguments: object) -> object:
+        monkeypatch.setattr(adapter, request, send)
+        other()
+        return send(*arguments)
+
+    monkeypatch.setattr(adapter, request, late)
+
+
 def test_a_new_hold_that_meets_a_release_stays_in_place(kueue: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes between the release's two writes."""
     handle = kueue.opened()
     kueue.backend.hold(handle, 1)
     held(kueue, handle)
-    other, write = kueue.connect(), adapter.update_trainjob
-
-    def late(api: adapter.Connection, trainjob: Object) -> Object:
-        monkeypatch.setattr(adapter, "update_trainjob", write)
-        other.hold(handle, 2)
-        kueue.namespace.patch(
-            "Workload", kueue.namespace.workload(handle.name)["metadata"]["name"], {"spec": {"active": True}}
-        )
-        return write(api, trainjob)
-
-    monkeypatch.setattr(adapter, "update_trainjob", late)
+    first(monkeypatch, "update_trainjob", lambda: kueue.connect().hold(handle, 2))
     with pytest.raises(StaleHold):
         kueue.backend.release(handle, 1)
     assert kueue.namespace.workload(handle.name)["spec"]["active"] is False
     held(kueue, handle, 2)
+
+
+def test_a_job_whose_hold_is_repeated_while_it_is_released_goes_on(
+    kueue: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release comes between the hold's look at the TrainJob and its look at the Workload."""
+    handle = kueue.opened()
+    kueue.backend.hold(handle, 1)
+    held(kueue, handle)
+    first(monkeypatch, "list_workloads", lambda: kueue.connect().release(handle, 1))
+    kueue.backend.hold(handle, 1)
+    assert epoch(kueue, handle) >= 1_000_002
+
+
+def test_guard_off_it_stays_inactive(kueue: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = kueue.opened()
+    kueue.backend.hold(handle, 1)
+    held(kueue, handle)
+
+    def once(backend: Backend, handle: Handle) -> None:
+        monkeypatch.undo()
+        kueue.connect().release(handle, 1)
+        backend._set_active(handle, False)
+
+    monkeypatch.setattr(Backend, "_obey", once)
+    kueue.backend.hold(handle, 1)
+    assert kueue.namespace.workload(handle.name)["spec"]["active"] is False
+    assert adapter.hold_of(kueue.trainjob(handle)) is None
+
+
+def test_a_job_that_is_released_while_its_hold_is_repeated_goes_on(
+    kueue: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hold comes between the release's two writes."""
+    handle = kueue.opened()
+    kueue.backend.hold(handle, 1)
+    held(kueue, handle)
+    first(monkeypatch, "update_trainjob", lambda: kueue.connect().hold(handle, 1))
+    kueue.backend.release(handle, 1)
+    assert epoch(kueue, handle) >= 1_000_002
+
+
+def test_a_job_that_is_released_while_it_is_opened_runs(kueue: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The release comes right before the open's first write."""
+    handle = kueue.started()
+    kueue.backend.hold(handle, 1)
+    first(monkeypatch, "update_workload", lambda: kueue.connect().release(handle, 1))
+    kueue.backend.open(handle)
+    assert epoch(kueue, handle) >= 1_000_001
+
+
+def test_a_gated_job_that_is_held_anew_while_it_is_released_stays_active(
+    kueue: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gated and inactive, Kueue would write its Workload again and again."""
+    handle = kueue.started()
+    kueue.backend.hold(handle, 1)
+    first(monkeypatch, "update_trainjob", lambda: kueue.connect().hold(handle, 2))
+    with pytest.raises(StaleHold):
+        kueue.backend.release(handle, 1)
+    assert kueue.namespace.workload(handle.name)["spec"].get("active", True) is True
+    assert kueue.backend.inspect(handle).hold == 2
 
 
 # --- Kueue's writes
