@@ -3332,8 +3332,8 @@ class Backend:
             raise Unsupported(f"ceased: TrainJob {handle}: not permitted to get nodes: see examples/adapter-role.yaml")
         with explained(f"what is left of TrainJob {handle}"):
             left = leftovers(handle.uid, self._read(handle.name), self._labelled(handle.name, handle.uid))
-            names = {str(_at(pod, "spec", "nodeName")) for pod in left["Pod"] if _at(pod, "spec", "nodeName")}
-            return ceased_by(left, {name: read_node(self._api, name) for name in names})
+            nodes = {_at(pod, "spec", "nodeName") for pod in filter(remains, left["Pod"])}
+            return ceased_by(left, {name: read_node(self._api, name) for name in nodes if name})
 
     def capabilities(self, spec: JobSpec | None = None) -> dict[Capability, Support]:
         """What preflight found this backend able to do; for a spec, also whether its runtime lets it.

@@ -30,6 +30,17 @@ def test_a_job_that_ended_and_whose_pods_have_ended_cannot(world: World, code: i
     assert evidence == (f"{len(world.namespace.pods(handle.name))} pods are left, all have ended")
 
 
+def test_the_nodes_of_pods_that_have_ended_are_not_asked_for(world: World) -> None:
+    handle = world.opened()
+    world.end(handle)
+    world.wait(lambda: world.backend.ceased(handle).value is Answer.YES, "all has ended")
+    mark = world.cluster.audit_mark()
+    assert world.backend.ceased(handle).value is Answer.YES
+    read = {event["objectRef"]["resource"] for event in world.cluster.audit_events(world.user, since=mark)}
+    assert "pods" in read
+    assert "nodes" not in read
+
+
 def test_a_job_that_is_gone_cannot(world: World) -> None:
     handle = world.opened()
     world.backend.stop(handle)
