@@ -587,7 +587,7 @@ class Settings:
             if not isinstance(source, Mapping):
                 return _settings(json.loads(Path(source).read_text(encoding="utf-8")))
             return _settings(source)
-        except (OSError, ValueError, TypeError) as error:  # ValueError: no JSON, or no UTF-8
+        except (OSError, ValueError, TypeError, RecursionError) as error:  # ValueError: no JSON, or no UTF-8
             raise Invalid(f"kubeflow settings: {source}: {error}") from error
         except Invalid as error:
             raise Invalid(f"kubeflow settings: {error.args[0]}") from None
@@ -3953,6 +3953,12 @@ VERBS = (
 def _arguments() -> argparse.ArgumentParser:
     import argparse  # here: who imports the adapter needs no command line
 
+    kinds: dict[str, Callable[[str], Any]] = {  # of arguments; the others are handles
+        "SPEC": _spec_file,
+        "INSTANCE": int,
+        "JOB": lambda text: _ulid(text, "job"),
+        "HANDLE|JOB": lambda text: Handle.parse(text) if "@" in text else _ulid(text, "job"),
+    }
     parser = argparse.ArgumentParser("adapter.py", description="Starts, finds, inspects and stops training jobs.")
     parser.add_argument("-c", "--config", default="config.json", help="the settings file (default: config.json)")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="how results are printed")
@@ -3960,8 +3966,7 @@ def _arguments() -> argparse.ArgumentParser:
     for verb, arguments, text in VERBS:
         sub = verbs.add_parser(verb, help=text, description=text)
         for argument in arguments.split():
-            number = argument == "INSTANCE"
-            name, kind = ("instance", int) if number else ("what", str)
+            name, kind = "instance" if argument == "INSTANCE" else "what", kinds.get(argument, Handle.parse)
             sub.add_argument(name, metavar=argument.strip("[]"), type=kind, nargs="?" if argument[0] == "[" else None)
         if verb == "logs":
             sub.add_argument("-f", "--follow", action="store_true", help="and what it will print, until its end")
@@ -3988,29 +3993,27 @@ def _run(backend: Backend, options: argparse.Namespace) -> Any:
                 answer["remedy"] = "" if answer["value"] == Answer.YES else remedy(answer["reason"])
             return {"observeOnly": backend.observe_only, "capabilities": answers, "leftovers": backend.leftovers}
         case "run":
-            return _see_through(backend, _spec_file(options.what), options)
+            return _see_through(backend, options.what, options)
         case "watch":
-            return _printed(backend.watch(Handle.parse(options.what) if options.what else None), options)
+            return _printed(backend.watch(options.what), options)
         case "logs":
-            handle, wanted = Handle.parse(options.what), {n: getattr(options, n) for n in ("rank", "since", "tail")}
-            return _printed(backend.output(handle, follow=options.follow, **wanted), options)
-        case "start":
-            return backend.start(_spec_file(options.what))
-        case "open" | "inspect" | "ceased" as verb:
-            return getattr(backend, verb)(Handle.parse(options.what))
+            wanted = {name: getattr(options, name) for name in ("follow", "rank", "since", "tail")}
+            return _printed(backend.output(options.what, **wanted), options)
         case "hold" | "release" as verb:
-            return getattr(backend, verb)(Handle.parse(options.what), options.instance)
-        case "find":
-            return backend.find(options.what)
+            return getattr(backend, verb)(options.what, options.instance)
         case "list":
             return backend.list()
-        case _:
-            return backend.stop(Handle.parse(options.what)) if "@" in options.what else backend.stop_job(options.what)
+        case "stop":
+            return (backend.stop if isinstance(options.what, Handle) else backend.stop_job)(options.what)
+        case verb:  # start, open, find, inspect, ceased
+            return getattr(backend, verb)(options.what)
 
 
 def _see_through(backend: Backend, spec: JobSpec, options: argparse.Namespace) -> Status:
     """Starts a job, lets it run, and waits for its end: each change goes to stderr, what it prints to stdout."""
-    handle, call = None, f"adapter.py -c {options.config}"
+    import shlex
+
+    handle, call = None, shlex.join(["python", sys.argv[0], "-c", options.config])
     try:
         handle = backend.start(spec)
         print(handle, file=sys.stderr)
@@ -4062,7 +4065,7 @@ def _printed(live: Live[Any], options: argparse.Namespace) -> Any:
 
 
 def _summary(value: Status | Line | Gap, options: argparse.Namespace | None = None) -> str:
-    """A value as one line for a person, and harmless for the terminal."""
+    """A value as one line for a person."""
     match value:
         case Line():
             alone = options is not None and getattr(options, "rank", None) is not None
@@ -4074,7 +4077,13 @@ def _summary(value: Status | Line | Gap, options: argparse.Namespace | None = No
             at = value.observed_at.isoformat(timespec="seconds").replace("+00:00", "Z") if value.observed_at else ""
             text = f"{at} {value.handle.name} {value.state}" + (f" ({value.cause})" if value.cause else "")
             text += f": {value.detail}" if value.detail else ""
+            text += " [ungated: the readmission gate was not asked]" if value.ungated else ""
             text += f" [not heard of since {value.stale_since:%H:%M:%S}]" if value.stale_since else ""
+    return _harmless(text)
+
+
+def _harmless(text: str) -> str:
+    """A line that does nothing to a terminal."""
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -4082,7 +4091,7 @@ def _spec_file(name: str) -> JobSpec:
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
         return JobSpec.from_json(json.loads(text))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, AttributeError) as error:  # the last: stdin is closed
         raise Invalid(f"job spec {name}: {error}") from error
 
 
@@ -4145,27 +4154,26 @@ def _status_text(status: Status) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: results on stdout, progress and errors on stderr. Returns the exit code."""
-    options, backend = _arguments().parse_args(arguments), None
+    backend = None
     try:
+        options = _arguments().parse_args(arguments)
         backend = connect(options.config, read_only=options.verb in READING)
-        result = _run(backend, options)
+        result, told = _run(backend, options), options.verb in ("watch", "logs")
+        for line in () if told else [json.dumps(_json(result))] if options.output == "json" else _text(result):
+            print(_harmless(line))
+        print(end="", flush=True)
     except DispatchError as error:
-        print(error, file=sys.stderr)
+        print(_harmless(str(error)), file=sys.stderr)
         refused = backend is not None and backend.observe_only and options.verb in ("start", "run")
         return OBSERVE_ONLY if refused and isinstance(error, Unsupported) else _exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # nobody reads it any more: `| head`
+    except OSError as error:  # stdout: nobody reads it any more (`| head`), or the disk is full
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):
+            print(f"dispatch: error: {error}", file=sys.stderr)
         return ERROR
-    if options.verb in ("watch", "logs"):
-        return DONE if result is None or not result.final or result.state is State.SUCCEEDED else JOB_FAILED
-    if options.output == "json":
-        print(json.dumps(_json(result)))
-    else:
-        for line in _text(result):
-            print(line)
-    if options.verb == "run":
+    if isinstance(result, Status) and options.verb != "inspect" and result.final:
         return DONE if result.state is State.SUCCEEDED else JOB_FAILED
     return OBSERVE_ONLY if options.verb == "preflight" and backend.observe_only else DONE
 

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def world(cluster: Cluster) -> Iterator[World]:
 
 @pytest.fixture
 def config(world: World, tmp_path: pathlib.Path) -> str:
-    file = tmp_path / "config.json"
+    file = tmp_path / "my config.json"
     file.write_text(json.dumps(world.settings))
     return str(file)
 
@@ -78,8 +79,9 @@ def test_stop_takes_a_job_too(world: World, config: str) -> None:
     assert world.left() == []
 
 
-def test_the_settings_are_config_json_where_it_is_run(config: str) -> None:
-    assert run("list", cwd=pathlib.Path(config).parent) == (0, "", "")
+def test_the_settings_are_config_json_where_it_is_run(world: World, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(world.settings))
+    assert run("list", cwd=tmp_path) == (0, "", "")
 
 
 def test_a_refusal_exits_4_with_the_reason_on_stderr(world: World, config: str) -> None:
@@ -147,8 +149,8 @@ def test_the_example_of_the_readme_sees_a_job_through(world: World, config: str)
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     argv = [sys.executable, "-c", code]
     env = {**os.environ, "PYTHONPATH": str(pathlib.Path().resolve())}
-    where = pathlib.Path(config).parent
-    pipe = subprocess.PIPE
+    where, pipe = pathlib.Path(config).parent, subprocess.PIPE
+    pathlib.Path(config).rename(where / "config.json")
     with subprocess.Popen(argv, cwd=where, env=env, stdout=pipe, stderr=pipe, text=True) as process:
         (handle,) = world.wait(world.backend.list, "the job is started")
         for pod in world.running(handle, 4):
@@ -225,7 +227,43 @@ def test_a_time_that_is_none_exits_2(config: str, since: str) -> None:
     assert run("-c", config, "logs", "a/b@c", "--since", since)[0] == 2
 
 
+def unread(stdout: int, *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of a command that writes there."""
+    argv = [sys.executable, "adapter.py", *arguments]
+    done = subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(stdout)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_reader_that_is_gone_and_a_full_disk_exit_1_without_a_traceback(
+    world: World, config: str, output: str
+) -> None:
+    world.started()
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert unread(writer, "-c", config, "-o", output, "list") == (1, "")
+    code, err = unread(os.open("/dev/full", os.O_WRONLY), "-c", config, "-o", output, "list")
+    assert (code, err) == (1, "dispatch: error: [Errno 28] No space left on device\n")
+
+
 # --- preflight
+
+
+def test_what_the_cluster_says_does_nothing_to_the_terminal(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    with adapters.world(cluster, "kueue") as world:
+        name = f"{world.namespace.name}-red"
+        check = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "AdmissionCheck", "metadata": {"name": name}}
+        cluster.create({**check, "spec": {"controllerName": "\x1b[31mred"}})
+        strategy = {"admissionChecks": [{"name": world.namespace.check}, {"name": name}]}
+        cluster.patch("ClusterQueue", world.namespace.name, None, {"spec": {"admissionChecksStrategy": strategy}})
+        world.settings["kueue"]["admissionCheck"] = name
+        (tmp_path / "config.json").write_text(json.dumps(world.settings))
+        for arguments in (["preflight"], ["start", "-"]):
+            code, out, err = run(*arguments, cwd=tmp_path, stdin=json.dumps(world.spec().to_json()))
+            assert code == 3
+            assert f'{name} names controller "\\x1b[31mred", not' in out + err
+        cluster.delete("AdmissionCheck", name)
 
 
 def test_preflight_prints_what_it_found(world: World, config: str) -> None:
@@ -351,10 +389,11 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_follow_and_stop_it(world:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert world.backend.inspect(handle).state is State.RUNNING
-    commands = [line.partition("adapter.py ")[2].split() for line in err.splitlines()[-3:]]
-    assert [command[2] for command in commands] == ["find", "watch", "stop"]
-    assert run(*commands[0]) == (0, f"{handle}\n", "")
-    assert run(*commands[2]) == (0, "", "")
+    commands = [shlex.split(line.partition(":  ")[2]) for line in err.splitlines()[-3:]]
+    assert {tuple(command[:4]) for command in commands} == {("python", "adapter.py", "-c", config)}
+    assert [command[4] for command in commands] == ["find", "watch", "stop"]
+    assert run(*commands[0][2:]) == (0, f"{handle}\n", "")
+    assert run(*commands[2][2:]) == (0, "", "")
     assert world.left() == []
 
 

@@ -173,6 +173,12 @@ def test_a_pod_past_the_gate_is_ungated_in_kueue_mode_only() -> None:
     assert not adapter.status_of(HANDLE, Evidence(trainjob(queued=False), past), NOW).ungated
 
 
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_line_about_an_ungated_job_warns(queued: bool) -> None:
+    status = adapter.status_of(HANDLE, Evidence(trainjob(queued=queued), [pod(epoch="1000000")]), NOW)
+    assert adapter._summary(status).endswith(" [ungated: the readmission gate was not asked]") is queued
+
+
 def test_a_status_is_final_when_its_state_is() -> None:
     assert adapter.status_of(HANDLE, Evidence(trainjob(condition("Failed"))), NOW).final
     assert not adapter.status_of(HANDLE, Evidence(trainjob()), NOW).final
