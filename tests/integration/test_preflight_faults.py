@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import adapter
-from adapter import Answer, Backend, Capability, Source, Support, Unsupported
+from adapter import Answer, Backend, Capability, Invalid, Source, Support, Unsupported
 from tests import adapters, jobs
 from tests.adapters import World
 from tests.cluster.api import Object
@@ -124,14 +124,15 @@ def test_a_fault_of_the_readmission_gate(cluster: Cluster, fault: Callable[[Worl
         assert world.created_trainjobs() == []
 
 
-def test_a_check_set_active_by_hand_is_told_by_its_lease(cluster: Cluster) -> None:
+@pytest.mark.parametrize("renewed", ["2026-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"])
+def test_a_check_set_active_by_hand_is_told_by_its_lease(cluster: Cluster, renewed: str) -> None:
+    """Also by one that was last renewed by a clock far ahead."""
     with adapters.world(cluster, "kueue") as world:
         world.namespace.activate()
-        old = "2026-01-01T00:00:00.000000Z"
-        lease(cluster, world, holderIdentity="gate", leaseDurationSeconds=45, renewTime=old)
+        lease(cluster, world, holderIdentity="gate", leaseDurationSeconds=45, renewTime=renewed)
         assert re.fullmatch(
             "the readmission gate is not proven: the admission controller's Lease was last renewed "
-            r"[0-9]+h[0-9]+m[0-9]+s ago, beyond 1m30s",
+            r"-?[0-9]+h[0-9]+m[0-9]+s ago, beyond 1m30s",
             adapters.observing(world),
         )
 
@@ -253,6 +254,15 @@ def test_pods_of_the_probe_are_named(plain: World) -> None:
         found[0].observe_only,
     )
     assert plain.left() == []
+
+
+def test_a_probe_runtime_that_is_not_there_is_told(plain: World) -> None:
+    plain.settings["probeRuntime"] = {"name": "nowhere"}
+    with pytest.raises(Invalid) as error:
+        adapters.prove(plain)
+    what = rf"preflight probe: TrainJob {plain.namespace.name}/dj-[0-9a-z]{{26}}-s1: the cluster refuses it: "
+    assert re.match(rf"dispatch: invalid: {what}.*nowhere", str(error.value))
+    assert plain.created_trainjobs() == []
 
 
 def test_what_proves_nothing_in_time_is_told(plain: World) -> None:
