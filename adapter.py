@@ -2229,14 +2229,30 @@ def read_dated(api: Connection, path: str, query: Query = None) -> tuple[Object 
 
 
 class _Quick(Connection):
-    """Asks once, and gives up soon: for who must not be kept waiting."""
+    """Asks once, and in a thread of its own: who waits for the answer goes as soon as it is not wanted any more."""
 
-    def __init__(self, api: Connection) -> None:
+    def __init__(self, api: Connection, closed: threading.Event) -> None:
         super().__init__(api._client, api._renew)
+        self._closed = closed
 
     def read(self, path: str, query: Query = None, *, patience: float = 0.0) -> dict[str, Any]:
         del patience
-        return self.request("GET", path, query, timeout=1.0)
+        answers: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(self.request("GET", path, query))
+            except (ApiError, NoAnswer) as error:
+                answers.put(error)
+
+        threading.Thread(target=ask, daemon=True).start()
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Empty):
+                answer = answers.get(timeout=0.2)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+        raise NoAnswer(f"GET {path}: not waited for")
 
 
 def create_trainjob(api: Connection, trainjob: Object, *, dry_run: bool = False) -> Object:
@@ -2310,6 +2326,12 @@ def watched(namespace: str, handle: Handle | None, *, kueue: bool) -> dict[str, 
         "Workload": (f"{KUEUE}{scope}/workloads", f"{JOB_UID}={handle.uid}" if handle else JOB_UID),
     }
     return {kind: where for kind, where in found.items() if kueue or kind != "Workload"}
+
+
+def read_pod(api: Connection, pod: Object) -> Object:
+    """A pod as it is now."""
+    metadata = pod["metadata"]
+    return api.request("GET", f"{CORE}/namespaces/{segment(metadata['namespace'])}/pods/{segment(metadata['name'])}")
 
 
 def read_log(
@@ -2502,7 +2524,8 @@ WATCH = 300.0  # seconds for which one watch connection is asked for
 UNREACHABLE_AFTER = 60.0  # seconds without a connection after which a watch gives up
 STALE = 2.0  # seconds for which a connection may be lost before a status says so
 TOGETHER = 0.2  # seconds within which lines of several ranks are put in the order of their times
-DRAIN = 3.0  # seconds for which a log is still read when its pod is gone
+DRAIN = 3.0  # seconds without a line after which a log is no longer read when its pod is gone
+AHEAD = 10_000  # lines that are read ahead of who wants them
 LOG_PATIENCE = 20.0  # seconds for which a log is tried once nothing more will follow, or is not to be followed
 
 
@@ -2679,10 +2702,11 @@ class _Watch:
         self._due: dict[str, bool] = {}  # the jobs to tell of; False: only whether what was told is stale has changed
         self._gone: collections.deque[Status] = collections.deque()
         self._look_again: dict[str, float] = {}  # when (monotonic)
-        self._quick = _Quick(backend._api)
         self._stale: datetime.datetime | None = None
         self._over = False
         self._streams = _Streams()
+        self._quick = copy.copy(backend)
+        self._quick._api = _Quick(backend._api, self._streams.closed)
         places = watched(self._namespace, handle, kueue=backend.settings.kueue is not None)
         self._kinds = [_Kind(backend._api, kind, where, self._streams, self._take) for kind, where in places.items()]
         for kind in self._kinds:
@@ -2730,7 +2754,7 @@ class _Watch:
             self._backend._final.pop(handle, None)
             if not job.told_all:
                 self._gone.append(status_of(handle, replace(job.evidence(), trainjob=None), _now()))
-            job.seen, job.last, job.stage = (), None, (-1, 0)
+            job.seen, job.last, job.stage, job.certain = (), None, (-1, 0), 0.0
 
     # --- what is told
 
@@ -2764,7 +2788,7 @@ class _Watch:
     def _look_at_connections(self) -> None:
         """Has every job told of when the connection is lost, or there again. Raises when it is lost for too long."""
         now = time.monotonic()
-        lost = {kind: now - kind.lost for kind in self._kinds if kind.lost is not None}
+        lost = {kind: now - since for kind in self._kinds if (since := kind.lost) is not None}
         if lost and max(lost.values()) >= self._patience:
             with explained(f"the watch in namespace {self._namespace}"):
                 raise max(lost, key=lambda kind: lost[kind]).error
@@ -2796,27 +2820,28 @@ class _Watch:
     def _classified(self, job: _Job, trainjob: Object, evidence: Evidence) -> Status | None:
         """A job's status. None: it is not certain yet, and is looked at again.
 
-        Each kind arrives by itself. So a TrainJob or Workload that lags behind its pods may seem to be back in a state
-        that it had left, or to be stopping, or to have ended: then both are read anew, and that is the truth.
+        Each kind arrives by itself. So a job may seem to be back in a state that it had left, or to be stopping, or to
+        have ended, while its TrainJob, Workload or pods lag behind: then all are read anew, and that is the truth.
         """
         handle = self._backend._handle(trainjob)
         if handle in self._backend._final:
             return self._backend._final[handle]
         try:
-            evidence = self._backend._further(handle, evidence, self._quick)
+            evidence = self._quick._further(handle, evidence)
             status = status_of(handle, evidence, _now())
             stage = stage_of(status, job.stage)
             if status.state is State.STARTING and job.stage == (stage[0], 2):  # its pods have ended, or are restarted
                 status, stage = replace(status, state=State.RUNNING), job.stage
             elif (
                 stage < job.stage
+                or (stage[1] and -1 < job.stage[0] < stage[0])
                 or (status.state is State.STOPPING and stage != job.stage)
                 or (status.final and not is_final(trainjob))
             ):
-                evidence = self._backend._further(handle, self._anew(handle, evidence), self._quick)
+                evidence = self._quick._look(handle, evidence)
                 status = status_of(handle, evidence, _now())
                 stage = stage_of(status, job.stage)
-        except Unreachable:
+        except (Unreachable, NotFound):  # or it is gone, which is about to be known
             self._look_again[handle.name] = time.monotonic() + 0.5
             return None
         if status.final:
@@ -2828,23 +2853,14 @@ class _Watch:
         job.stage = stage
         return status
 
-    def _anew(self, handle: Handle, evidence: Evidence) -> Evidence:
-        """The evidence with TrainJob and Workload as they are now. Raises Unreachable when the watch will know more."""
-        with explained(f"TrainJob {handle}"):
-            trainjob = read_trainjob(self._quick, handle.namespace, handle.name)
-            queued = is_queued(trainjob) and self._backend.settings.kueue
-            workloads = list_workloads(self._quick, handle.namespace, handle.uid) if queued else []
-        if _uid(trainjob) != handle.uid:
-            raise Unreachable(f"TrainJob {handle}: it is gone")
-        return replace(evidence, trainjob=slim(trainjob), workload=slim(next(iter(workloads), None)))
-
 
 class _Log:
     """What one pod's trainer prints, each line once, over whatever interrupts the reading.
 
     The API server serves the current file of the current container, and of the one before. To read on is to ask for
     what was printed since the second of the last line (it knows none finer), and to leave out what is known. When the
-    last line is not among it, the file was rotated, and what came between can no longer be read.
+    last line is not among it, the file was rotated, and what came between can no longer be read. Or it is that of the
+    next container, which may run before its pod's status says so: then the last line is in the log of the one before.
     """
 
     def __init__(self, api: Connection, pod: Object, since: datetime.datetime | None, streams: _Streams) -> None:
@@ -2852,17 +2868,17 @@ class _Log:
         self.rank, self._admission = rank_of(pod), _count(_annotations(pod).get(ADMISSION))
         self._restart = _count(_labels(pod).get(RESTART))
         self._changed = threading.Condition()
-        self._pod, self._is_gone, self._finishing = pod, False, False
+        self._pod, self._is_gone, self._finished = pod, False, 0.0  # since when nothing follows (monotonic)
         self._reading: Any = None  # the answer that is being read
+        self._idle = 0.0  # since when nothing has come (monotonic); inf: what came is not taken yet
         self._cut = False  # that it was ended here
         self._container = max(container_of(pod)[0] - 1, 0)  # which is read: how often it was restarted before
+        self._anew = False  # that none of its lines need have been read
         self._done = -1  # the last of which all is read
         self._began = 0.0  # when the answer that is being read, or was last, began
         self._whole = -1  # the one that had ended: to follow it ended at once
         self._last: _Stamp | None = None  # the latest of its lines
-        self._recent = collections.Counter[
-            _Stamp
-        ]()  # those of this second: their order need not be that of their times
+        self._recent = collections.Counter[_Stamp]()  # those of its second: the order need not be that of times
         self._before: datetime.datetime | None = None  # the time of the last line of any
         self._order = datetime.datetime.min.replace(tzinfo=datetime.UTC)
         self._trouble = "its pod was gone before it was read"  # why it is not being read now
@@ -2873,10 +2889,8 @@ class _Log:
         with self._changed:
             before, self._is_gone, self._pod = self._pod, pod is None, pod or self._pod
             self._changed.notify_all()
-        if pod is None or container_of(pod) != container_of(before):  # it may not end by itself: kwok's does not
-            timer = threading.Timer(DRAIN, self._end, [self._reading])
-            timer.daemon = True
-            timer.start()
+        if pod is None or (container_of(before)[1] and container_of(pod) != container_of(before)):
+            self._end_soon()
 
     def wake(self) -> None:
         """Has it notice that it is closed."""
@@ -2885,26 +2899,27 @@ class _Log:
 
     def finish(self) -> None:
         """Nothing follows: what cannot be read now is not waited for."""
-        self._finishing = True
+        self._finished = time.monotonic()
 
     def lines(self, *, follow: bool, tail: int | None = None, patience: float = LOG_PATIENCE) -> Iterator[_Ordered]:
         """The lines from where it stands: to the last that is there, or with `follow` to the last that will be."""
-        delay, until, again = 0.1, time.monotonic() + patience, False
+        delay, failing, last, again = 0.1, 0.0, self._last, False
         while not (self._is_gone or self._streams.closed.is_set()):
-            pod, (container, runs) = self._pod, container_of(self._pod)
-            if container < 0 or container == self._done:
-                if not follow or self._finishing or not remains(pod):
+            pod, container, runs = self._pod, container_of(self._pod)[0], False
+            if container <= self._done:
+                if not follow or self._finished or not remains(pod):
                     return
                 self._wait(pod, 1.0)
                 continue
             try:
+                container, runs = container_of(read_pod(self._api, pod))
                 if container > self._container:
                     yield from self._rest(container)
-                yield from self._read(follow=follow and runs, tail=tail)
+                yield from self._read(follow=follow and runs, whole=not runs, tail=tail)
                 self._done = self._done if runs else container
                 if not follow:
                     return
-                delay, until = 0.1, time.monotonic() + patience
+                delay, failing = 0.1, 0.0
                 if runs:
                     # The kubelet ends what is followed when the container has ended, and may remove it at once.
                     self._whole = container if time.monotonic() - self._began < 1.0 else -1
@@ -2918,12 +2933,19 @@ class _Log:
                     return  # any other 404 is that of a kubelet that has just started, and does not know its pods yet
                 if isinstance(error, ApiError) and error.status in (401, 403):
                     raise
-                if self._cut or self._is_gone or self._pod is not pod:
+                if self._cut and not self._is_gone:
                     self._cut = False
                     continue
-                silent = isinstance(error.__cause__, urllib3.exceptions.ReadTimeoutError) and not self._finishing
-                self._trouble = "" if silent or self._whole == container else str(error)
-                if time.monotonic() > until and (self._finishing or not follow):
+                silent = isinstance(error.__cause__, urllib3.exceptions.ReadTimeoutError)
+                silent = silent and follow and runs and not self._finished
+                if self._whole == container or (silent and self._last is None):
+                    self._trouble = ""  # of who prints nothing the answer may not begin
+                elif not silent:
+                    self._trouble = "it went before its log had ended" if self._cut else str(error)
+                if self._last is not last:
+                    delay, failing, last = 0.1, 0.0, self._last
+                failing = failing or time.monotonic()
+                if (self._finished or not follow) and time.monotonic() >= max(failing, self._finished) + patience:
                     return
                 self._wait(pod, 0.0 if silent else delay * random.uniform(0.5, 1.5))
                 delay = min(2 * delay, 5.0)
@@ -2935,41 +2957,61 @@ class _Log:
             yield self._order, self._gap(None, self._missing or trouble)
 
     def _rest(self, container: int) -> Iterator[_Ordered]:
-        """What is left of the container before this one, which is read from its start then."""
+        """What is left of the container before this one."""
         missing = ""
         if container > self._container + 1:
             missing = "its container was restarted more than once meanwhile"
         elif self._done < self._container:
-            try:
-                yield from self._read(follow=False, previous=True)
-            except ApiError as error:
-                missing = str(error)
-        self._container, self._last = container, None
-        self._recent.clear()
+            missing = yield from self._left()
+        self._container, self._anew = container, True
         self._missing = self._missing or missing
 
-    def _read(self, *, follow: bool, previous: bool = False, tail: int | None = None) -> Iterator[_Ordered]:
-        """The lines of one request that are new."""
-        start, known, runs = self._last, self._recent.copy(), container_of(self._pod)[1] and not previous
+    def _left(self) -> Generator[_Ordered, None, str]:
+        """What is left of the container before the one that the kubelet has now; returns why lines may be missing."""
+        reading = self._reading
+        try:
+            known = yield from self._read(previous=True)
+        except (ApiError, NoAnswer) as error:
+            if error.__cause__ or (isinstance(error, ApiError) and (error.status == 429 or error.status >= 500)):
+                raise  # it may be there all the same
+            return str(error)
+        finally:
+            self._reading = reading
+        return "" if known else "its log was rotated meanwhile"
+
+    def _read(
+        self, *, follow: bool = False, previous: bool = False, whole: bool = True, tail: int | None = None
+    ) -> Generator[_Ordered, None, bool]:
+        """The lines of one request that are new; returns whether there are any, or the last before them was among them.
+
+        `whole`: of the last, too, nothing is still to come.
+        """
+        start, known = self._last, self._recent.copy()
         query = {"follow": "true"} if follow else {"previous": "true"} if previous else {}
         if since := max((at for at in (self._since, start and start[0]) if at), default=None):
             query["sinceTime"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
         if tail is not None and start is None:
             query["tailLines"] = str(max(tail, 1))  # one, to know where to read on
         with contextlib.closing(read_log(self._api, self._pod, query, self._opened)) as body:
-            for raw, whole in body:
+            for raw, ended in body:
                 stamp, text = stamped(raw)
-                if not whole and runs:
-                    return  # the rest of it is still to come
+                if not (ended or whole):
+                    break
                 if known[stamp] > 0:
                     known[stamp] -= 1
                     start = None
                 elif start is None or stamp > start:  # else it is older: the end of a long line that was begun before
-                    if start is not None:
-                        self._missing = self._missing or "its log was rotated meanwhile"
-                    start = None
+                    if start is not None and not self._anew:
+                        if previous or (yield from self._left()):
+                            self._missing = self._missing or "its log was rotated meanwhile"
+                        else:
+                            self._container += 1
+                    start, self._anew = None, False
                     if not (self._since and stamp[0] < self._since):
+                        self._idle = math.inf
                         yield from self._line(stamp, text)
+                        self._idle = time.monotonic()
+        return start is None
 
     def _line(self, stamp: _Stamp, text: str) -> Iterator[_Ordered]:
         at = stamp[0]
@@ -2988,12 +3030,22 @@ class _Log:
 
     def _opened(self, response: Any) -> None:
         self._reading, self._cut, self._trouble, self._began = response, False, "", time.monotonic()
+        self._idle = self._began
         self._streams.opened(response)
 
-    def _end(self, response: Any) -> None:
-        if response is not None and self._reading is response:
-            self._cut = True
-            cut(response)
+    def _end_soon(self) -> None:
+        """Ends what is being read when it does not end by itself (kwok's does not), nor gives anything any more."""
+
+        def end() -> None:
+            if self._is_gone and time.monotonic() < self._idle + DRAIN and not self._streams.closed.is_set():
+                self._end_soon()
+            elif self._reading is not None:
+                self._cut = True
+                cut(self._reading)
+
+        timer = threading.Timer(DRAIN, end)
+        timer.daemon = True
+        timer.start()
 
     def _wait(self, pod: Object, seconds: float) -> None:
         """Waits for news of the pod, or that nothing is wanted any more."""
@@ -3019,38 +3071,27 @@ class _Output:
         self._streams, self._lock = _Streams(), threading.Lock()
         self._logs: dict[str, _Log] = {}
         self._threads: list[threading.Thread] = []
-        self._queue: queue.Queue[_Ordered] = queue.Queue(10_000)
+        self._queue: queue.Queue[_Ordered] = queue.Queue(AHEAD)
         self._error: DispatchError | None = None
         self._listed, self._final, self._following = threading.Event(), not follow, False
         self._watch = _Watch(backend, handle, UNREACHABLE_AFTER, self._see) if follow else None
         self._items = self._run()
+        self._start(self._there())
 
     def next(self) -> Line | Gap:
+        if self._streams.closed.is_set():
+            raise StopIteration
         return next(self._items)
 
     def close(self) -> None:
+        self._streams.close()
         if self._watch is not None:
             self._watch.close()
-        self._streams.close()
         self._listed.set()
         for log in list(self._logs.values()):
             log.wake()
 
     def _run(self) -> Iterator[Line | Gap]:
-        if follow := self._watch is not None:
-            threading.Thread(target=self._keep_up, args=[self._watch], daemon=True).start()
-            self._listed.wait()
-        else:
-            self._see_all()
-        first = list(self._logs.values())
-        there = [log.lines(follow=False, tail=self._tail, patience=0.0 if follow else LOG_PATIENCE) for log in first]
-        merged: Iterable[_Ordered] = heapq.merge(*there, key=_when)
-        with self._explained():
-            yield from (item for _, item in (merged if self._tail is None else collections.deque(merged, self._tail)))
-        with self._lock:
-            self._following = True
-            for log in self._logs.values():
-                self._start(log, follow=follow)
         while not self._streams.closed.is_set():
             final = self._final and not any(thread.is_alive() for thread in self._threads)
             batch = self._batch()
@@ -3060,12 +3101,29 @@ class _Output:
             if final and not batch:
                 return
 
+    def _there(self) -> Iterator[_Ordered]:
+        """What is there. Then what follows is read, of each pod by itself."""
+        if self._watch is None:
+            self._see_all()
+        else:
+            threading.Thread(target=self._keep_up, args=[self._watch], daemon=True).start()
+            self._listed.wait()
+        patience = LOG_PATIENCE if self._watch is None else 0.0
+        there = [log.lines(follow=False, tail=self._tail, patience=patience) for log in list(self._logs.values())]
+        merged = heapq.merge(*there, key=_when)
+        yield from merged if self._tail is None else collections.deque(merged, self._tail)
+        with self._lock:
+            self._following = True
+            for log in self._logs.values():
+                self._follow(log)
+
     def _keep_up(self, watch: _Watch) -> None:
         """Waits until the job is final. The watch goes on: pods come to their ends even then."""
         try:
             for _ in iter(watch.next, None):
                 self._listed.set()
-            self._see_all()  # of pods it may be behind
+            if not self._streams.closed.is_set():
+                self._see_all()  # of pods it may be behind
         except DispatchError as error:
             self._error = error
         self._listed.set()
@@ -3088,13 +3146,18 @@ class _Output:
             elif pod is not None and self._rank in (None, rank_of(pod)):
                 self._logs[name] = log = _Log(self._backend._api, pod, self._since, self._streams)
                 if self._following:
-                    self._start(log, follow=True)
+                    self._follow(log)
 
-    def _start(self, log: _Log, *, follow: bool) -> None:
+    def _follow(self, log: _Log) -> None:
+        self._start(itertools.chain(log.lines(follow=True) if self._watch else (), log.end()))
+
+    def _start(self, items: Iterable[_Ordered]) -> None:
+        """Has a thread read them."""
+
         def run() -> None:
             try:
                 with self._explained():
-                    for item in itertools.chain(log.lines(follow=True) if follow else (), log.end()):
+                    for item in items:
                         self._put(item)
             except DispatchError as error:
                 self._error = error
@@ -3463,13 +3526,11 @@ class Backend:
         seen = [pod for pod in [*before.seen, *before.pods] if _uid(pod) not in there] if before else []
         return self._further(handle, Evidence(trainjob, pods, workload, seen=seen))
 
-    def _further(self, handle: Handle, evidence: Evidence, api: Connection | None = None) -> Evidence:
+    def _further(self, handle: Handle, evidence: Evidence) -> Evidence:
         """The evidence with what else may tell the cause."""
         with explained(f"the state of TrainJob {handle}"):
             while wanted := wants(evidence):
-                found = {
-                    field: FURTHER[field](api or self._api, self._namespace, *names) for field, names in wanted.items()
-                }
+                found = {field: FURTHER[field](self._api, self._namespace, *names) for field, names in wanted.items()}
                 evidence = replace(evidence, read=evidence.read | set(wanted), **found)
         return evidence
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pathlib
 import time
@@ -11,13 +12,15 @@ import pytest
 import yaml
 
 import adapter
-from adapter import State, Unreachable
-from tests import adapters
+from adapter import Backend, Cause, Conflict, Gap, Handle, JobSpec, Line, State, Unreachable
+from tests import adapters, jobs
 from tests.adapters import World
+from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.faults.proxy import Proxy
 from tests.faults.test_adapter_faults import through
-from tests.integration.test_adapter_output import Lines
+from tests.integration.test_adapter_inspect import helped
+from tests.integration.test_adapter_output import Lines, ranks
 from tests.integration.test_adapter_watch import Statuses
 
 WATCHES = ("GET", "watch=true")
@@ -78,6 +81,46 @@ def test_an_expired_version_is_listed_anew(world: World, proxy: Proxy) -> None:
         assert gone.hits
 
 
+def test_what_tells_the_cause_is_waited_for_again_when_its_successor_fails(plain: World, proxy: Proxy) -> None:
+    """It took the name while there was no connection. The pod of it that ended first is reported last."""
+    direct = plain.connect(kubeconfig=str(plain.cluster.kubeconfig))
+    with jobs.runtime(plain.cluster, helped) as runtime, plain.backend.watch() as watch:
+        spec = plain.spec(runtime={"name": runtime}, nodes=1)
+        statuses = Statuses(watch)
+        first, (helper, _) = opened(plain, direct, spec)
+        plain.cluster.pods.fail(helper, 1)
+        plain.wait(lambda: statuses.states(first)[-1:] == [State.FAILED], "the first has failed")
+        failed = time.monotonic()
+        plain.wait(lambda: time.monotonic() > failed + adapter.CAUSE, "that is long ago")
+        open_watches(plain, proxy)
+        with proxy.lose_request(*WATCHES):
+            proxy.cut(*WATCHES)
+            direct.stop(first)
+            second, (helper, trainer) = opened(plain, direct, spec)
+            proxy.answer(410, *WATCHES, times=6)  # from then on: so what is listed next has the second already
+        plain.wait(lambda: statuses.states(second)[-1:] == [State.RUNNING], "the second is told of")
+        plain.cluster.pods.stick(trainer)
+        plain.cluster.pods.fail(helper, 1)
+        plain.wait(lambda: jobs.condition(plain.trainjob(second), "Failed"), "the second has failed")
+        plain.cluster.pods.status(trainer, out_of_memory_before)
+        plain.wait(lambda: statuses.states(second)[-1:] == [State.FAILED], "that is told")
+        plain.cluster.pods.unstick(trainer)
+    assert statuses.seen[-1].cause is Cause.OUT_OF_MEMORY
+
+
+def opened(world: World, backend: Backend, spec: JobSpec) -> tuple[Handle, list[Object]]:
+    """A job with a helper that runs, and its two pods; the helper's first."""
+    handle = backend.start(spec)
+    backend.open(handle)
+    return handle, sorted(world.running(handle), key=lambda pod: "-node-" in pod["metadata"]["name"])
+
+
+def out_of_memory_before(status: Object) -> None:
+    oom = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-01-01T00:00:00Z"}
+    status["containerStatuses"][0]["state"] = {"terminated": oom}
+    status["phase"] = "Failed"
+
+
 def test_a_connection_that_stalls_silently_is_noticed(
     world: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +150,26 @@ def test_without_the_bound_on_silence_a_stalled_connection_is_never_noticed(
         plain.state(handle, State.RUNNING)
     assert statuses.states() == [State.GATED]
     statuses.watch.close()
+
+
+@pytest.mark.long
+def test_a_silent_connection_is_noticed_within_75_seconds(plain: World, proxy: Proxy) -> None:
+    """Of its last byte, or of its beginning when none came: each is opened anew, and what changed is told."""
+    handle = plain.started()
+    statuses = Statuses(plain.backend.watch(handle))
+    open_watches(plain, proxy)
+    plain.wait(lambda: statuses.seen, "it is told of")
+    proxy.stall_open(*WATCHES)
+    stalled = proxy.open_requests(*WATCHES)
+    plain.backend.open(handle)
+    for old in stalled:
+        anew = plain.wait(lambda: proxy.requests("GET", f"{old.path}\\?.*watch=true")[1:], "it is opened anew", 100)  # noqa: B023
+        took = anew[0].at - max([old.at, *old.passed])
+        print(f"{old.path}: noticed after {took:.1f} s")
+        assert took <= 75
+    plain.wait(lambda: statuses.states()[-1] is State.RUNNING, "it is told of as running")
+    plain.end(handle)
+    assert statuses.ended()[-1].state is State.SUCCEEDED
 
 
 def test_the_silence_of_a_healthy_watch_is_neither_stale_nor_unreachable(
@@ -188,12 +251,60 @@ def test_a_trainjob_that_lags_behind_takes_no_job_back(kueue: World, cluster: Cl
 
 
 def test_without_reading_anew_it_would(kueue: World, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter._Watch, "_anew", lambda _watch, _handle, evidence: evidence)
+    look = adapter.Backend._look
+    monkeypatch.setattr(
+        adapter.Backend, "_look", lambda backend, handle, before=None: before or look(backend, handle, before)
+    )
     told = lagging(kueue, cluster)
     assert told != sorted_by_stage(told)
 
 
-STAGES = [State.STARTING, State.RUNNING, State.STOPPING, State.HELD, State.QUEUED, State.SUCCEEDED]
+@pytest.fixture
+def checked(cluster: Cluster, _gate: None) -> Iterator[World]:
+    """Kueue mode, with a second check on the queue that nobody answers but the test."""
+    with adapters.world(cluster, "kueue", extra_checks=("other",)) as made:
+        made.namespace.activate()
+        yield made
+
+
+def approve(world: World, handle: Handle) -> None:
+    """Answers the second check."""
+
+    def approved() -> bool:
+        workload = world.namespace.workload(handle.name)
+        (other,) = [c for c in workload["status"]["admissionChecks"] if c["name"] == world.namespace.checks[1]]
+        other.update(state="Ready", message="approved")
+        world.cluster.update(workload, "status")
+        return True
+
+    world.wait(approved, "its second check is answered")
+
+
+def test_pods_that_lag_behind_do_not_stop_the_next_attempt(checked: World, proxy: Proxy) -> None:
+    """The gate has let it through, another check has not yet: the pods of the attempt before seem to be left."""
+    world = through(checked, proxy)
+    handle = world.started()
+    world.backend.open(handle)
+    approve(world, handle)
+    world.running(handle)
+    statuses = Statuses(world.backend.watch(handle))
+    open_watches(world, proxy)
+    world.wait(lambda: statuses.seen, "it is told of")
+    workload = world.namespace.workload(handle.name)["metadata"]["name"]
+    with proxy.stall_open("GET", "/pods.*watch=true"):
+        world.namespace.patch("Workload", workload, {"spec": {"active": False}})
+        world.wait(lambda: not world.namespace.pods(handle.name), "its pods are gone")
+        world.namespace.patch("Workload", workload, {"spec": {"active": True}})
+        world.wait(lambda: statuses.seen[-1].admission == 2, "its next attempt is told")
+        approve(world, handle)
+        world.running(handle)
+    world.end(handle)
+    states = [(status.admission, status.state) for status in statuses.ended()]
+    assert states == sorted_by_stage(states)
+    assert (2, State.STOPPING) not in states
+
+
+STAGES = {State.STARTING: 1, State.RUNNING: 2, State.STOPPING: 3}
 
 
 def sorted_by_stage(told: list[tuple[int | None, State]]) -> list[tuple[int | None, State]]:
@@ -201,8 +312,8 @@ def sorted_by_stage(told: list[tuple[int | None, State]]) -> list[tuple[int | No
     ordered: list[tuple[int | None, State]] = []
     for admission, group in itertools.groupby(told, key=lambda item: item[0]):
         items = list(group)
-        waiting = list(itertools.takewhile(lambda item: item[1] in (State.QUEUED, State.HELD), items))
-        ordered += waiting + sorted(items[len(waiting) :], key=lambda item: STAGES.index(item[1]))
+        waiting = list(itertools.takewhile(lambda item: item[1] not in STAGES, items))
+        ordered += waiting + sorted(items[len(waiting) :], key=lambda item: STAGES.get(item[1], 4))
         assert all(admission is None or admission >= (before or 0) for before, _ in ordered)
     return ordered
 
@@ -232,7 +343,151 @@ def test_a_rotated_token_is_read_again(plain: World, proxy: Proxy) -> None:
     assert statuses.ended()[-1].state is State.SUCCEEDED
 
 
+def test_a_closed_watch_does_not_wait_for_what_may_tell_the_cause(plain: World, proxy: Proxy) -> None:
+    handle = plain.started()
+    statuses = Statuses(plain.backend.watch(handle))
+    plain.wait(lambda: statuses.seen, "it is told of")
+    plain.cluster.pause("jobset")  # without pods, its Events may tell why
+    proxy.stall("GET", "/events")
+    plain.backend.open(handle)
+    plain.wait(lambda: proxy.open_requests("GET", "/events"), "its Events are asked for")
+    began = time.monotonic()
+    statuses.watch.close()
+    statuses.ended(20)
+    assert time.monotonic() - began < 5
+    plain.cluster.resume("jobset")
+
+
+def test_a_server_that_answers_slowly_delays_a_status_and_keeps_none_back(plain: World, proxy: Proxy) -> None:
+    """That of a job without pods: its Events may tell why."""
+    handle = plain.started()
+    proxy.delay(2.0, "GET", "/events")
+    with plain.backend.watch(handle) as watch:
+        statuses = Statuses(watch)
+        plain.wait(lambda: statuses.states() == [State.GATED], "it is told of")
+        plain.cluster.pause("jobset")
+        plain.backend.open(handle)
+        plain.wait(lambda: statuses.states()[-1] is State.STARTING, "it is told of as starting")
+        plain.cluster.resume("jobset")
+
+
+# --- output
+
+LOG = ("GET", "/log\\?")
+
+
+def patient(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Has a log that cannot be read be tried for so many seconds."""
+    monkeypatch.setattr(adapter, "BEGIN", seconds / 4)
+    monkeypatch.setitem(adapter._Log.lines.__kwdefaults__ or {}, "patience", seconds)
+
+
+def printing(world: World, handle: Handle, *lines: str) -> Object:
+    """Its first pod, once it has printed these lines."""
+    pod = ranks(world.running(handle))[0]
+    world.cluster.pods.log(pod, "\n".join(lines))
+    return pod
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_closed_output_ends_while_the_server_says_nothing(plain: World, proxy: Proxy, *, follow: bool) -> None:
+    handle = plain.opened()
+    printing(plain, handle, "line")
+    with proxy.stall(*LOG):
+        output = plain.backend.output(handle, follow=follow)
+        lines = Lines(output)
+        plain.wait(lambda: proxy.open_requests(*LOG), "its log is asked for")
+        began = time.monotonic()
+        output.close()
+        lines.ended(20)
+        assert time.monotonic() - began < 5
+
+
+def test_a_log_that_is_not_answered_is_told(plain: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient(monkeypatch, 2.0)
+    handle = plain.opened()
+    printing(plain, handle, "line")
+    with proxy.stall(*LOG):
+        (gap,) = plain.backend.output(handle, rank=0)
+    assert isinstance(gap, Gap)
+    assert (gap.since, gap.until) == (None, None)
+    assert "Read timed out" in gap.reason
+
+
+def test_a_log_is_read_to_its_end_though_the_job_ends_while_the_server_is_busy(
+    plain: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it was followed before: it is tried for as long as ever."""
+    patient(monkeypatch, 8.0)
+    handle = plain.opened()
+    lines = Lines(plain.backend.output(handle, follow=True, rank=0))
+    began = time.monotonic()
+    pod = printing(plain, handle, "before")
+    plain.wait(lambda: lines.texts == ["before"], "the line comes")
+    plain.wait(lambda: time.monotonic() > began + 8.0, "it was followed for long")
+    with proxy.answer(503, *LOG):
+        proxy.cut(*LOG)
+        plain.cluster.pods.log(pod, "after")
+        plain.end(handle)
+        mark = time.monotonic()
+        plain.wait(lambda: len(proxy.requests(*LOG, since=mark)) > 1, "its log is asked for when it has ended")
+    assert lines.ended() == ["before", "after"]
+
+
+def test_what_a_stalled_connection_kept_back_of_a_pod_that_is_gone_is_told(world: World, proxy: Proxy) -> None:
+    handle = world.started()
+    lines = Lines(world.backend.output(handle, follow=True, rank=0))
+    world.backend.open(handle)
+    pod = printing(world, handle, "before")
+    world.wait(lambda: lines.texts == ["before"], "the line comes")
+    proxy.stall_open(*LOG)
+    world.cluster.pods.log(pod, "kept back")
+    world.backend.hold(handle, 1)
+    world.state(handle, State.HELD)
+    world.wait(lambda: len(lines.seen) > 1, "it is told")
+    release(world, handle, 1)
+    printing(world, handle, "after")
+    world.end(handle)
+    lines.ended()
+    before, gap, after = lines.seen
+    assert isinstance(before, Line)
+    assert isinstance(gap, Gap)
+    assert isinstance(after, Line)
+    assert (before.text, after.text) == ("before", "after")
+    assert (gap.rank, gap.admission, gap.since, gap.until) == (0, before.admission, before.time, None)
+
+
+def test_who_reads_slowly_misses_nothing_of_a_pod_that_goes(plain: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of what was printed has still to be read when it is gone."""
+    monkeypatch.setattr(adapter, "DRAIN", 1.0)
+    monkeypatch.setattr(adapter, "AHEAD", 2)
+    handle = plain.opened()
+    with plain.backend.output(handle, follow=True, rank=0) as output:
+        printing(plain, handle, *(f"{number:08}" + "." * 100_000 for number in range(400)))
+        assert isinstance(next(output), Line)
+        plain.backend.hold(handle, 1)
+        plain.state(handle, State.HELD)
+        release(plain, handle, 1)
+        plain.end(handle)
+        items = list(output)
+    assert [item.text[:8] for item in items if isinstance(item, Line)] == [f"{n:08}" for n in range(1, 400)]
+
+
+def release(world: World, handle: Handle, instance: int) -> None:
+    """Returns when it runs again."""
+
+    def released() -> bool:
+        with contextlib.suppress(Conflict):  # its JobSet is about to be suspended
+            world.backend.release(handle, instance)
+            return True
+        return False
+
+    world.wait(released, "it is released")
+    world.state(handle, State.RUNNING)
+
+
 def test_a_restart_of_the_api_server_loses_no_change(plain: World, proxy: Proxy) -> None:
+    """The last one here: it may cost the gate its Lease."""
     handle = plain.opened()
     statuses = Statuses(plain.backend.watch(handle))
     lines = Lines(plain.backend.output(handle, follow=True))

@@ -206,6 +206,21 @@ def test_watching_a_job_that_fails_exits_5(world: World, config: str) -> None:
     assert f" {handle.name} failed" in out
 
 
+def test_watch_without_a_handle_tells_of_all_jobs_until_ctrl_c(world: World, config: str) -> None:
+    first = world.started()
+    argv = [sys.executable, "adapter.py", "-c", config, "-o", "json", "watch"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = [json.loads(process.stdout.readline())]
+        second = world.opened()
+        while told[-1]["state"] != "running":
+            told.append(json.loads(process.stdout.readline()))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    assert [told[0]["handle"], told[-1]["handle"]] == [first.to_json(), second.to_json()]
+    assert told[0]["state"] == "gated"
+
+
 def test_logs_prints_what_was_printed_and_no_escapes(world: World, config: str) -> None:
     handle = world.opened()
     first, second = sorted(world.running(handle), key=lambda pod: str(pod["metadata"]["name"]))

@@ -11,8 +11,10 @@ import pytest
 
 import adapter
 from adapter import Gap, Line, Live, State
-from tests.adapters import World
+from tests import adapters
+from tests.adapters import Call, World
 from tests.cluster.api import Object
+from tests.cluster.cluster import Cluster
 
 
 class Lines(threading.Thread):
@@ -49,6 +51,26 @@ def texts(items: object) -> list[str]:
 
 def ranks(pods: list[Object]) -> dict[int, Object]:
     return {int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"]): pod for pod in pods}
+
+
+def end_as_a_kubelet(world: World, pods: list[Object]) -> None:
+    """Pods that are stuck, and told to go, end and go. Their logs can be read until then, and are."""
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        world.wait(lambda: "deletionTimestamp" in world.namespace.get("Pod", name)["metadata"], "it is told to go")  # noqa: B023
+    mark = world.cluster.audit_mark()
+    for pod in pods:
+        world.cluster.pods.end(pod, 143, "Error")
+
+    def read() -> bool:
+        events = [e for e in world.cluster.audit_events(world.user, since=mark) if "/log?" in e["requestURI"]]
+        return {e["objectRef"]["name"] for e in events if "follow=true" not in e["requestURI"]} >= {
+            pod["metadata"]["name"] for pod in pods
+        }
+
+    world.wait(read, "their logs are read to their ends")
+    for pod in pods:
+        world.cluster.pods.unstick(pod)
 
 
 def test_all_ranks_are_interleaved_by_time(plain: World) -> None:
@@ -132,27 +154,49 @@ def test_following_goes_on_in_the_next_admission(kueue: World) -> None:
     """And tells nothing missing: the first pods were read to their ends."""
     handle = kueue.opened()
     lines = Lines(kueue.backend.output(handle, follow=True, rank=0))
-    kueue.cluster.pods.log(ranks(kueue.running(handle))[0], "first")
+    pod = ranks(kueue.running(handle))[0]
+    kueue.cluster.pods.stick(pod)
+    kueue.cluster.pods.log(pod, "first")
     kueue.wait(lambda: lines.texts == ["first"], "the line comes")
-    kueue.namespace.patch(
-        "Workload", kueue.namespace.workload(handle.name)["metadata"]["name"], {"spec": {"active": False}}
-    )
+    workload = kueue.namespace.workload(handle.name)["metadata"]["name"]
+    kueue.namespace.patch("Workload", workload, {"spec": {"active": False}})
+    end_as_a_kubelet(kueue, [pod])
     kueue.wait(lambda: not kueue.namespace.pods(handle.name), "its pods are gone")
-    kueue.namespace.patch(
-        "Workload", kueue.namespace.workload(handle.name)["metadata"]["name"], {"spec": {"active": True}}
-    )
+    kueue.namespace.patch("Workload", workload, {"spec": {"active": True}})
     kueue.cluster.pods.log(ranks(kueue.running(handle))[0], "second")
     kueue.end(handle)
     assert lines.ended() == ["first", "second"]
     assert [item.admission for item in lines.seen] == [1, 2]
 
 
+def test_a_pod_that_goes_before_its_log_has_ended_is_told(plain: World) -> None:
+    """A kubelet ends a log when its container has ended. One that is lost, like kwok's, does not."""
+    handle = plain.opened()
+    lines = Lines(plain.backend.output(handle, follow=True))
+    pod = plain.running(handle)[0]
+    plain.cluster.pods.log(pod, "line")
+    plain.wait(lambda: lines.texts == ["line"], "the line comes")
+    plain.backend.stop(handle)
+    lines.ended()
+    line, *gaps = lines.seen
+    assert isinstance(line, Line)
+    assert [(gap.since, gap.until) for gap in gaps if isinstance(gap, Gap) and gap.rank == line.rank] == [
+        (line.time, None)
+    ]
+    assert all(isinstance(gap, Gap) and "it went before its log had ended" in gap.reason for gap in gaps)
+
+
 def test_following_a_job_that_is_stopped_ends(world: World) -> None:
     handle = world.opened()
     lines = Lines(world.backend.output(handle, follow=True))
-    world.cluster.pods.log(world.running(handle)[0], "line")
+    pods = world.running(handle)
+    for pod in pods:
+        world.cluster.pods.stick(pod)
+    world.cluster.pods.log(pods[0], "line")
     world.wait(lambda: lines.texts == ["line"], "the line comes")
-    world.backend.stop(handle)
+    stop = Call(lambda: world.backend.stop(handle))
+    end_as_a_kubelet(world, pods)
+    assert stop.wait() is None
     assert lines.ended() == ["line"]
 
 
@@ -167,6 +211,16 @@ def test_closing_it_ends_it(plain: World) -> None:
     lines.ended(10)
     assert time.monotonic() - began < 5
     plain.wait(lambda: plain.namespace.name not in str(threading.enumerate()), "its threads end")
+
+
+def test_closed_it_gives_nothing_more(plain: World) -> None:
+    """Also of what has been read already."""
+    handle = plain.opened()
+    plain.cluster.pods.log(plain.running(handle)[0], "one\ntwo")
+    output = plain.backend.output(handle)
+    assert isinstance(next(output), Line)
+    output.close()
+    assert next(output, None) is None
 
 
 def test_a_job_that_has_printed_nothing_yet_has_no_lines(world: World) -> None:
@@ -197,3 +251,13 @@ def test_without_the_right_to_read_logs_it_is_unsupported(plain: World) -> None:
 
     plain.wait(lambda: refused(follow=False), "the API server knows of the change")
     assert refused(follow=True)
+
+
+def test_the_reason_is_the_one_that_capabilities_gave(cluster: Cluster) -> None:
+    with adapters.world(cluster, "plain", without="get pods/log") as world:
+        backend = adapters.prove(world)
+        handle = backend.start(world.spec())
+        reason = backend.capabilities()[adapter.Capability.OUTPUT_READ].reason
+        assert reason == "not permitted to get pods/log"
+        with pytest.raises(adapter.Unsupported, match=f": {reason}"):
+            backend.output(handle)

@@ -130,6 +130,19 @@ def test_closing_it_from_another_thread_ends_it(world: World) -> None:
     assert took < 5  # a second, on a machine that is not busy
 
 
+def test_a_connection_that_comes_back_while_it_is_looked_at_does_no_harm(
+    plain: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread notes whether there is one: no two looks need to be alike."""
+    looks = itertools.cycle([time.monotonic() + 60, None])
+    monkeypatch.setattr(adapter._Kind, "lost", property(lambda _: next(looks), lambda *_: None), raising=False)
+    handle = plain.opened()
+    with plain.backend.watch(handle) as watch:
+        statuses = Statuses(watch)
+        plain.end(handle)
+        assert statuses.ended()[-1].state is State.SUCCEEDED
+
+
 def test_dropping_it_ends_it(world: World) -> None:
     handle = world.started()
     for status in world.backend.watch(handle):

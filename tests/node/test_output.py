@@ -9,9 +9,10 @@ import pytest
 
 import adapter
 from adapter import Gap, Line
-from tests import jobs
+from tests import adapters, jobs
 from tests.cluster.real_node import KUBELET, RealNode
 from tests.cluster.waiting import unique
+from tests.faults.proxy import Proxy
 from tests.integration.test_adapter_output import Lines
 from tests.node.site import INSIDE, Site, on
 
@@ -42,9 +43,14 @@ def lease(real_node: RealNode) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def following(site: Site, lease: str, *command: str) -> Iterator[tuple[adapter.Handle, Lines]]:
-    """A job that was opened, and what is read of it from before it has a pod."""
+def following(
+    site: Site, lease: str, *command: str, proxy: Proxy | None = None
+) -> Iterator[tuple[adapter.Handle, Lines]]:
+    """A job that was opened, and what is read of it from before it has a pod; through the proxy, if there is one."""
     backend = site.backend(lease)
+    if proxy:
+        settings = {**site.settings(lease), "kubeconfig": str(proxy.kubeconfig(site.cluster.kubeconfig))}
+        backend = adapters.unproven(settings)
     handle = backend.start(site.spec(command=["python", "-u", "-c", *command]))
     with backend.output(handle, follow=True) as output:
         lines = Lines(output)
@@ -137,24 +143,65 @@ def test_what_was_rotated_away_meanwhile_is_told_with_its_bounds(real_node: Real
     assert "rotated" in gap.reason
 
 
+# Prints a thousand lines, and ends badly some seconds later, twice; then it ends well.
 RESTARTED = f"""
-import os, pathlib, sys
+import os, pathlib, sys, time
 runs = pathlib.Path("{INSIDE}", os.uname().nodename + ".count")
 number = int(runs.read_text()) if runs.exists() else 0
 runs.write_text(str(number + 1))
 for line in range(1000):
     print(f"{{number * 1000 + line:08}}", flush=True)
 print("last", f"{{number * 1000 + line:08}}" if number == 2 else "")
+time.sleep(float(sys.argv[1]))
 sys.exit(number < 2)
 """
 
 
 def test_the_containers_of_a_pod_are_read_one_after_the_other(real_node: RealNode, lease: str) -> None:
     """Trainer's stock runtime restarts a container that fails, after ten seconds, and twenty."""
-    with on(real_node, stock=True) as site, following(site, lease, RESTARTED) as (_, lines):
+    with on(real_node, stock=True) as site, following(site, lease, RESTARTED, "0") as (_, lines):
         lines.ended(120)
     check(lines)
     assert numbers(lines) == list(range(3000))
+
+
+PODS = r"/pods\?.*watch=true"  # the watch of pods
+
+
+def restarted_unseen(site: Site, handle: adapter.Handle, *, ended: bool) -> None:
+    """Returns when the container was restarted, and runs or has ended again."""
+
+    def restarted() -> bool:
+        statuses = [pod["status"].get("containerStatuses", []) for pod in site.namespace.pods(handle.name)]
+        containers = [container for found in statuses for container in found]
+        return [(c["restartCount"], "running" in c["state"]) for c in containers] == [(1, not ended)]
+
+    site.cluster.wait(restarted, "its container was restarted", 60)
+
+
+def test_a_container_that_was_restarted_unseen_is_not_taken_for_the_one_before(real_node: RealNode, lease: str) -> None:
+    """The watch of pods stalls while it is restarted. What is left of the log of the one before can still be read."""
+    with on(real_node, stock=True) as site, Proxy(site.cluster) as proxy:
+        with following(site, lease, RESTARTED, "3", proxy=proxy) as (handle, lines):
+            site.cluster.wait(lambda: len(lines.seen) > 0, "it prints", 60)
+            with proxy.stall("GET", PODS):
+                restarted_unseen(site, handle, ended=True)
+            lines.ended(120)
+        check(lines)
+        assert numbers(lines) == list(range(3000))
+
+
+def test_the_container_before_is_read_though_the_server_is_busy(real_node: RealNode, lease: str) -> None:
+    """The watch of pods stalls from before its start until it was restarted."""
+    with on(real_node, stock=True) as site, Proxy(site.cluster) as proxy:
+        busy = proxy.answer(503, "GET", "/log.*previous=true", times=2)
+        with following(site, lease, RESTARTED, "8", proxy=proxy) as (handle, lines):
+            with proxy.stall("GET", PODS):
+                restarted_unseen(site, handle, ended=False)
+            lines.ended(120)
+        assert len(busy.hits) == 2
+        check(lines)
+        assert numbers(lines) == list(range(3000))
 
 
 def test_the_next_admission_is_followed_and_the_first_to_its_end(site: Site, lease: str) -> None:
