@@ -2679,9 +2679,6 @@ class _Job:
     def told_all(self) -> bool:
         return self.last is not None and self.last.final
 
-    def forget(self) -> None:
-        self.pods, self.workloads, self.seen = {}, {}, ()
-
     def evidence(self) -> Evidence:
         workloads = [w for w in self.workloads.values() if _labels(w).get(JOB_UID) == _uid(self.trainjob)]
         return Evidence(self.trainjob, (*self.pods.values(),), next(iter(workloads), None), seen=self.seen)
@@ -2736,9 +2733,7 @@ class _Watch:
                     job.seen = latest_attempt((*job.seen, before))
             if kind == "Pod" and self._on_pod is not None:
                 self._on_pod(of, obj)
-            if job.told_all:
-                job.forget()
-            elif job.trainjob is not None:
+            if job.trainjob is not None and not job.told_all:
                 self._due[name] = True
             if not (job.trainjob or job.pods or job.workloads):
                 del self._jobs[name]
@@ -2813,8 +2808,6 @@ class _Watch:
             if job.last and replace(status, observed_at=job.last.observed_at) == job.last:
                 return None
             job.last = status
-            if status.final:
-                job.forget()
         return status
 
     def _classified(self, job: _Job, trainjob: Object, evidence: Evidence) -> Status | None:

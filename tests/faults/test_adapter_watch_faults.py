@@ -97,8 +97,10 @@ def test_what_tells_the_cause_is_waited_for_again_when_its_successor_fails(plain
             proxy.cut(*WATCHES)
             direct.stop(first)
             second, (helper, trainer) = opened(plain, direct, spec)
-            proxy.answer(410, *WATCHES, times=6)  # from then on: so what is listed next has the second already
+            gone = proxy.answer(410, *WATCHES)  # so what is listed next has the second already
         plain.wait(lambda: statuses.states(second)[-1:] == [State.RUNNING], "the second is told of")
+        gone.remove()
+        open_watches(plain, proxy)
         plain.cluster.pods.stick(trainer)
         plain.cluster.pods.fail(helper, 1)
         plain.wait(lambda: jobs.condition(plain.trainjob(second), "Failed"), "the second has failed")
