@@ -2813,8 +2813,8 @@ class _Watch:
     def _classified(self, job: _Job, trainjob: Object, evidence: Evidence) -> Status | None:
         """A job's status. None: it is not certain yet, and is looked at again.
 
-        Each kind arrives by itself. So a job may seem to be back in a state that it had left, or to be stopping, or to
-        have ended, while its TrainJob, Workload or pods lag behind: then all are read anew, and that is the truth.
+        Each kind arrives by itself. So a job may seem to be back in a state that it had left, or to be stopping, queued
+        again or ended, while its TrainJob, Workload or pods lag behind: then all are read anew, and that is the truth.
         """
         handle = self._backend._handle(trainjob)
         if handle in self._backend._final:
@@ -2828,8 +2828,7 @@ class _Watch:
             elif (
                 stage < job.stage
                 or (stage[1] and -1 < job.stage[0] < stage[0])
-                or (status.state is State.STOPPING and stage != job.stage)
-                or (status.final and not is_final(trainjob))
+                or ((status.final or (stage[1] > 2 and stage != job.stage)) and not is_final(trainjob))
             ):
                 evidence = self._quick._look(handle, evidence)
                 status = status_of(handle, evidence, _now())
