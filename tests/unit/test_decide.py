@@ -374,6 +374,13 @@ jobsets = st.sampled_from([jobset(), jobset(suspend=False), jobset(active=1), jo
 pods = st.sampled_from([pod("a"), pod("b", "Succeeded"), pod("c", "Failed"), pod("d", None)])
 
 
+def at(value: Any, *path: str) -> Any:
+    """What is at a path of names; None where the path ends early."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 @given(
     wl=json_values | broken(workloads),
     tj=st.none() | json_values | broken(trainjobs),
@@ -390,7 +397,7 @@ def test_decide_never_raises_and_never_approves_without_each_guards_evidence(
     conditions = {c["type"]: c["status"] for c in wl["status"]["conditions"] if isinstance(c, dict) and "type" in c}
     assert conditions["QuotaReserved"] == "True"
     assert admission.pending_checks(wl, CHECKS)
-    assert (wl.get("metadata") or {}).get("deletionTimestamp") is None
+    assert at(wl, "metadata", "deletionTimestamp") is None
     if decision.row != "13":
         assert decision.message == "not dispatch's"
         assert decision.row in ("3", "5")
@@ -398,12 +405,11 @@ def test_decide_never_raises_and_never_approves_without_each_guards_evidence(
     owner = next(o for o in wl["metadata"]["ownerReferences"] if isinstance(o, dict) and o.get("controller") is True)
     assert owner["uid"] == tj["metadata"]["uid"]
     assert tj["spec"]["suspend"] is True
-    assert (tj["metadata"].get("annotations") or {}).get(HELD) in (None, "")
+    assert at(tj, "metadata", "annotations", HELD) in (None, "")
     if js is not None:
         assert js["spec"]["suspend"] is True
-        assert not any(
-            job.get("active") for job in js["status"].get("replicatedJobsStatus") or [] if isinstance(job, dict)
-        )
+        counts = at(js, "status", "replicatedJobsStatus")
+        assert not any(at(job, "active") for job in (counts if isinstance(counts, list) else []))
     assert all(p["status"]["phase"] in ("Succeeded", "Failed") for p in remaining)
     if decision.action is Action.RAISE:
         assert admission.read_admission(admission.raised_counts(tj)) == (decision.admission, "")
