@@ -2821,18 +2821,14 @@ class _Watch:
             return self._backend._final[handle]
         try:
             evidence = self._quick._further(handle, evidence)
-            status = status_of(handle, evidence, _now())
-            stage = stage_of(status, job.stage)
-            if status.state is State.STARTING and job.stage == (stage[0], 2):  # its pods have ended, or are restarted
-                status, stage = replace(status, state=State.RUNNING), job.stage
-            elif (
+            status, stage = self._staged(job, handle, evidence)
+            if (
                 stage < job.stage
                 or (stage[1] and -1 < job.stage[0] < stage[0])
                 or ((status.final or (stage[1] > 2 and stage != job.stage)) and not is_final(trainjob))
             ):
                 evidence = self._quick._look(handle, evidence)
-                status = status_of(handle, evidence, _now())
-                stage = stage_of(status, job.stage)
+                status, stage = self._staged(job, handle, evidence)
         except (Unreachable, NotFound):  # or it is gone, which is about to be known
             self._look_again[handle.name] = time.monotonic() + 0.5
             return None
@@ -2844,6 +2840,14 @@ class _Watch:
             status = self._backend._final.setdefault(handle, status)
         job.stage = stage
         return status
+
+    def _staged(self, job: _Job, handle: Handle, evidence: Evidence) -> tuple[Status, tuple[int, int]]:
+        """The status that the evidence gives, and its stage. A job that runs does not start again in the same epoch."""
+        status = status_of(handle, evidence, _now())
+        stage = stage_of(status, job.stage)
+        if status.state is State.STARTING and job.stage == (stage[0], 2):  # its pods have ended, or are restarted
+            return replace(status, state=State.RUNNING), job.stage
+        return status, stage
 
 
 class _Log:

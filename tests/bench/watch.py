@@ -1,6 +1,6 @@
-"""Figures of the adapter's `watch()`, printed as a table: `python -m tests.bench.watch [--jobs 1000] [--pods 4]`.
+"""Figures of the adapter's live views, printed as a table: `python -m tests.bench.watch [--jobs 1000] [--pods 4]`.
 
-The jobs and their pods are objects that no controller and no node acts on. Run by hand; asserted nowhere.
+The many jobs and their pods are objects that no controller and no node acts on. Run by hand; asserted nowhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import adapter
@@ -48,7 +50,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dispatch-bench-") as folder:
         progress("a fresh cluster")
         with local.up(pathlib.Path(folder)) as cluster:
-            figures = measured(cluster, options.jobs, options.pods)
+            figures = [*measured(cluster, options.jobs, options.pods), *closing(cluster)]
     widths = [max(len(row[column]) for row in figures) for column in range(3)]
     for row in [("figure", "measured", "aim"), *figures]:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -92,6 +94,47 @@ def measured(cluster: Cluster, jobs: int, pods: int) -> list[Figure]:
             ]
             watcher.kill()
     return figures
+
+
+def closing(cluster: Cluster, times: int = 10) -> Iterator[Figure]:
+    """From `close()`, called by another thread, to the end of the iteration: of views that have nothing to tell."""
+    with adapters.world(cluster, "plain") as world:
+        handle, backend = world.opened(), world.backend
+        world.cluster.pods.log(world.running(handle)[0], "line")
+        live: dict[str, Callable[[], adapter.Live[Any]]] = {
+            "watch()": backend.watch,
+            "watch(handle)": lambda: backend.watch(handle),
+            "output(handle, follow=True)": lambda: backend.output(handle, follow=True),
+        }
+        for what, begin in live.items():
+            for server in ("answers", "has stopped answering"):
+                progress(f"{what} is closed {times} times while the API server {server}")
+                took = sorted(closed_in(cluster, begin, paused=server != "answers") for _ in range(times))
+                measured = f"median {statistics.median(took) * 1000:.0f} ms, longest {took[-1] * 1000:.0f} ms"
+                yield f"close() of {what}, the API server {server}", measured, "≤ 1 s"
+
+
+def closed_in(cluster: Cluster, begin: Callable[[], adapter.Live[Any]], *, paused: bool) -> float:
+    """How long (s) it takes to close it, once it has told something."""
+    live, told = begin(), threading.Event()
+
+    def read() -> None:
+        for _ in live:
+            told.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    told.wait(60)
+    time.sleep(1.0)  # all that there is has been told, and its connections wait
+    if paused:
+        cluster.pause("kube-apiserver")
+    began = time.monotonic()
+    live.close()
+    reader.join()
+    took = time.monotonic() - began
+    if paused:
+        cluster.resume("kube-apiserver")
+    return took
 
 
 def trainjob(name: str, settings: dict[str, Any]) -> Object:

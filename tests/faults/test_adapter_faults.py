@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -83,12 +82,9 @@ def test_a_read_is_made_again(world: World, proxy: Proxy, fault: str) -> None:
 
 @pytest.mark.parametrize("acted", [False, True])
 def test_a_write_that_hangs_is_looked_up(world: World, proxy: Proxy, *, acted: bool) -> None:
-    """A request hangs for as long as the adapter waits for an answer: ten seconds."""
     spec = world.spec()
-    started = time.monotonic()
     proxy.stall("POST", "/trainjobs", times=1, acted=acted)
     handle = world.backend.start(spec)
-    assert 9 < time.monotonic() - started < 30
     assert world.backend.find(spec.job) == (handle,)
 
 

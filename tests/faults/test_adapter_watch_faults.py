@@ -193,10 +193,8 @@ def test_a_server_that_is_away_is_told_and_then_raised(plain: World, proxy: Prox
     plain.wait(lambda: statuses.seen, "it is told of")
     with proxy.away():
         plain.wait(lambda: statuses.seen[-1].stale_since, "that it may be out of date is told")
-        began = time.monotonic()
         with pytest.raises(Unreachable, match="no answer from the API server"):
             statuses.ended()
-        assert time.monotonic() - began < 30
     assert [status.state for status in statuses.seen] == [State.GATED, State.GATED]
     assert statuses.seen[0].stale_since is None
 
@@ -220,10 +218,16 @@ def test_a_closed_watch_ends_while_the_server_is_away(plain: World, proxy: Proxy
     statuses = Statuses(plain.backend.watch(handle))
     plain.wait(lambda: statuses.seen, "it is told of")
     proxy.stall()
-    began = time.monotonic()
     statuses.watch.close()
     statuses.ended(10)
-    assert time.monotonic() - began < 5
+
+
+def evict(world: World, handle: Handle) -> None:
+    """Has Kueue take the job's quota, and queue it again when its pods are gone."""
+    workload = world.namespace.workload(handle.name)["metadata"]["name"]
+    world.namespace.patch("Workload", workload, {"spec": {"active": False}})
+    world.wait(lambda: not world.namespace.pods(handle.name), "its pods are gone")
+    world.namespace.patch("Workload", workload, {"spec": {"active": True}})
 
 
 def lagging(kueue: World, cluster: Cluster) -> list[tuple[int | None, State]]:
@@ -234,11 +238,8 @@ def lagging(kueue: World, cluster: Cluster) -> list[tuple[int | None, State]]:
         statuses = Statuses(world.backend.watch(handle))
         open_watches(world, proxy)
         world.wait(lambda: statuses.seen, "it is told of")
-        workload = world.namespace.workload(handle.name)["metadata"]["name"]
         with proxy.stall_open("GET", "/trainjobs.*watch=true"):
-            world.namespace.patch("Workload", workload, {"spec": {"active": False}})
-            world.wait(lambda: not world.namespace.pods(handle.name), "its pods are gone")
-            world.namespace.patch("Workload", workload, {"spec": {"active": True}})
+            evict(world, handle)
             world.running(handle)
             on = (State.STARTING, State.RUNNING)  # with the TrainJob as it was it does not seem to run
             world.wait(lambda: statuses.seen[-1].state in on and len(statuses.states()) > 2, "its next attempt is told")
@@ -252,11 +253,15 @@ def test_a_trainjob_that_lags_behind_takes_no_job_back(kueue: World, cluster: Cl
     assert {admission for admission, _ in told} == {1, 2}
 
 
-def test_without_reading_anew_it_would(kueue: World, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_reading_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     look = adapter.Backend._look
     monkeypatch.setattr(
         adapter.Backend, "_look", lambda backend, handle, before=None: before or look(backend, handle, before)
     )
+
+
+def test_without_reading_anew_it_would(kueue: World, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_reading_anew(monkeypatch)
     told = lagging(kueue, cluster)
     assert told != sorted_by_stage(told)
 
@@ -270,16 +275,17 @@ def checked(cluster: Cluster, _gate: None) -> Iterator[World]:
 
 
 def approve(world: World, handle: Handle) -> None:
-    """Answers the second check."""
+    """Answers the second check, until the job is admitted: Kueue may write over an answer that it has not seen yet."""
 
-    def approved() -> bool:
+    def admitted() -> bool:
         workload = world.namespace.workload(handle.name)
         (other,) = [c for c in workload["status"]["admissionChecks"] if c["name"] == world.namespace.checks[1]]
-        other.update(state="Ready", message="approved")
-        world.cluster.update(workload, "status")
-        return True
+        if other["state"] != "Ready":
+            other.update(state="Ready", message="approved")
+            world.cluster.update(workload, "status")
+        return jobs.condition(workload, "Admitted")
 
-    world.wait(approved, "its second check is answered")
+    world.wait(admitted, "its second check is answered")
 
 
 def test_pods_that_lag_behind_do_not_stop_the_next_attempt(checked: World, proxy: Proxy) -> None:
@@ -292,11 +298,8 @@ def test_pods_that_lag_behind_do_not_stop_the_next_attempt(checked: World, proxy
     statuses = Statuses(world.backend.watch(handle))
     open_watches(world, proxy)
     world.wait(lambda: statuses.seen, "it is told of")
-    workload = world.namespace.workload(handle.name)["metadata"]["name"]
     with proxy.stall_open("GET", "/pods.*watch=true"):
-        world.namespace.patch("Workload", workload, {"spec": {"active": False}})
-        world.wait(lambda: not world.namespace.pods(handle.name), "its pods are gone")
-        world.namespace.patch("Workload", workload, {"spec": {"active": True}})
+        evict(world, handle)
         world.wait(lambda: statuses.seen[-1].admission == 2, "its next attempt is told")
         approve(world, handle)
         world.running(handle)
@@ -304,6 +307,49 @@ def test_pods_that_lag_behind_do_not_stop_the_next_attempt(checked: World, proxy
     states = [(status.admission, status.state) for status in statuses.ended()]
     assert states == sorted_by_stage(states)
     assert (2, State.STOPPING) not in states
+
+
+def lagging_workload(checked: World, cluster: Cluster) -> list[tuple[int | None, State]]:
+    """What is told when the watch of Workloads stalls before the second attempt is admitted.
+
+    It is without pods for a while: their Jobs are deleted, which JobSet makes up for.
+    """
+    with Proxy(cluster) as proxy:
+        world = through(checked, proxy)
+        handle = world.started()
+        world.backend.open(handle)
+        approve(world, handle)
+        world.running(handle)
+        statuses = Statuses(world.backend.watch(handle))
+        open_watches(world, proxy)
+        evict(world, handle)
+        world.wait(lambda: statuses.seen and statuses.seen[-1].admission == 2, "its next attempt is told")
+        with proxy.stall_open("GET", "/workloads.*watch=true"):
+            approve(world, handle)
+            world.running(handle)
+            world.wait(lambda: len(statuses.seen[-1].pods) == 2, "its pods are told of")
+            cluster.pause("jobset")
+            cluster.delete_all("Job", world.namespace.name)
+            world.wait(lambda: not statuses.seen[-1].pods, "that they are gone is told")
+            cluster.resume("jobset")
+            world.running(handle)
+        world.end(handle)
+        return [(status.admission, status.state) for status in statuses.ended()]
+
+
+def test_a_workload_that_lags_behind_takes_no_job_back(checked: World, cluster: Cluster) -> None:
+    """What was told as running, by what was read anew, is not told as queued by the Workload as it was."""
+    told = lagging_workload(checked, cluster)
+    assert told == sorted_by_stage(told)
+    assert {admission for admission, _ in told} == {1, 2}
+
+
+def test_without_reading_anew_the_workload_would(
+    checked: World, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_reading_anew(monkeypatch)
+    told = lagging_workload(checked, cluster)
+    assert told != sorted_by_stage(told)
 
 
 STAGES = {State.STARTING: 1, State.RUNNING: 2, State.STOPPING: 3}
@@ -353,10 +399,8 @@ def test_a_closed_watch_does_not_wait_for_what_may_tell_the_cause(plain: World, 
     proxy.stall("GET", "/events")
     plain.backend.open(handle)
     plain.wait(lambda: proxy.open_requests("GET", "/events"), "its Events are asked for")
-    began = time.monotonic()
     statuses.watch.close()
-    statuses.ended(20)
-    assert time.monotonic() - began < 5
+    statuses.ended(10)
     plain.cluster.resume("jobset")
 
 
@@ -399,10 +443,8 @@ def test_a_closed_output_ends_while_the_server_says_nothing(plain: World, proxy:
         output = plain.backend.output(handle, follow=follow)
         lines = Lines(output)
         plain.wait(lambda: proxy.open_requests(*LOG), "its log is asked for")
-        began = time.monotonic()
         output.close()
-        lines.ended(20)
-        assert time.monotonic() - began < 5
+        lines.ended(10)
 
 
 def test_a_log_that_is_not_answered_is_told(plain: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import itertools
 import threading
-import time
 
 import pytest
 
@@ -206,10 +205,8 @@ def test_closing_it_ends_it(plain: World) -> None:
     lines = Lines(output)
     plain.cluster.pods.log(plain.running(handle)[0], "line")
     plain.wait(lambda: lines.texts == ["line"], "the line comes")
-    began = time.monotonic()
     output.close()
     lines.ended(10)
-    assert time.monotonic() - began < 5
     plain.wait(lambda: plain.namespace.name not in str(threading.enumerate()), "its threads end")
 
 

@@ -121,13 +121,10 @@ def test_closing_it_from_another_thread_ends_it(world: World) -> None:
     watch = world.backend.watch()
     statuses = Statuses(watch)
     world.wait(lambda: statuses.seen, "it is told of")
-    began = time.monotonic()
     watch.close()
     statuses.ended(10)
-    took = time.monotonic() - began
     assert next(watch, None) is None
     world.wait(lambda: not threads(world), "its threads end")
-    assert took < 5  # a second, on a machine that is not busy
 
 
 def test_a_connection_that_comes_back_while_it_is_looked_at_does_no_harm(

@@ -59,9 +59,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_is_named(cluster: Cluster
     with cluster.controller(settings=QUICK) as gate:
         passes = settled(gate)[2]  # after the main thread and the elector: the one that lists and watches
         with stopped(passes):
-            started = time.monotonic()
             gate.wait_log("stands still for 6 s", timeout=60)
-            assert time.monotonic() - started < 30
         assert gate.wait_end() == 1
         assert any("msg=ended loop=run_passes" in line for line in gate.log)
         assert any("in _watch" in line or "in _list" in line for line in gate.log)  # where it stood
