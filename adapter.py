@@ -1717,8 +1717,12 @@ def unsettled(evidence: Evidence, now: datetime.datetime) -> bool:
 
 def is_training(pod: Object) -> bool:
     """Whether the pod's trainer container has started and not ended."""
-    containers = {str(c.get("name")): c for c in _objects(_at(pod, "status", "containerStatuses"))}
-    return remains(pod) and _at(containers.get(TRAINER_CONTAINER), "state", "running") is not None
+    return remains(pod) and _at(_trainer_status(pod), "state", "running") is not None
+
+
+def _trainer_status(pod: object) -> Object | None:
+    statuses = _objects(_at(pod, "status", "containerStatuses"))
+    return next((status for status in statuses if status.get("name") == TRAINER_CONTAINER), None)
 
 
 def status_of(handle: Handle, evidence: Evidence, now: datetime.datetime) -> Status:
@@ -1813,12 +1817,21 @@ def container_of(pod: object) -> tuple[int, bool]:
 
     -1: none has.
     """
-    statuses = _objects(_at(pod, "status", "containerStatuses"))
-    status = next((s for s in statuses if s.get("name") == TRAINER_CONTAINER), None)
+    status = _trainer_status(pod)
     runs = _at(status, "state", "running") is not None
     has_run = runs or _at(status, "state", "terminated") or _at(status, "lastState", "terminated")
     count = _at(status, "restartCount") or 0
     return (count if has_run and isinstance(count, int) else -1), runs
+
+
+def served_of(pod: object) -> tuple[int, datetime.datetime | None]:
+    """The first of a pod's trainer containers whose log the kubelet serves, and when it began, unless it was the first.
+
+    That before the last that has run. While one is waited for, it serves that last one in the place of both.
+    """
+    container, status = container_of(pod)[0], _trainer_status(pod)
+    waits = _at(status, "state", "waiting") is not None
+    return max(container - (not waits), 0), _time(_at(status, "lastState", "terminated", "startedAt"))
 
 
 def stamped(line: bytes) -> tuple[_Stamp, str]:
@@ -2868,7 +2881,7 @@ class _Log:
         self._reading: Any = None  # the answer that is being read
         self._idle = 0.0  # since when nothing has come (monotonic); inf: what came is not taken yet
         self._cut = False  # that it was ended here
-        self._container = max(container_of(pod)[0] - 1, 0)  # which is read: how often it was restarted before
+        self._container = 0  # which is read: how often it was restarted before
         self._anew = False  # that none of its lines need have been read
         self._done = -1  # the last of which all is read
         self._began = 0.0  # when the answer that is being read, or was last, began
@@ -2908,9 +2921,10 @@ class _Log:
                 self._wait(pod, 1.0)
                 continue
             try:
-                container, runs = container_of(read_pod(self._api, pod))
+                now = read_pod(self._api, pod)
+                container, runs = container_of(now)
                 if container > self._container:
-                    yield from self._rest(container)
+                    yield from self._rest(now)
                 yield from self._read(follow=follow and runs, whole=not runs, tail=tail)
                 self._done = self._done if runs else container
                 if not follow:
@@ -2952,14 +2966,17 @@ class _Log:
         if (self._missing or trouble) and not self._streams.closed.is_set():
             yield self._order, self._gap(None, self._missing or trouble)
 
-    def _rest(self, container: int) -> Iterator[_Ordered]:
-        """What is left of the container before this one."""
-        missing = ""
-        if container > self._container + 1:
-            missing = "its container was restarted more than once meanwhile"
-        elif self._done < self._container:
+    def _rest(self, pod: Object) -> Iterator[_Ordered]:
+        """What is left of the containers before the one that the kubelet has now: it serves one of them at most."""
+        (container, _), (served, began), missing = container_of(pod), served_of(pod), ""
+        if served > self._done + 1 and not (self._since and began and began <= self._since):
+            self._missing = self._missing or "its container was restarted before all of its log was read"
+        if served > self._container:
+            self._container, self._anew = served, True
+        if self._done < self._container < container:
             missing = yield from self._left()
-        self._container, self._anew = container, True
+        if self._container < container:
+            self._container, self._anew = container, True
         self._missing = self._missing or missing
 
     def _left(self) -> Generator[_Ordered, None, str]:
@@ -3007,7 +3024,7 @@ class _Log:
                         self._idle = math.inf
                         yield from self._line(stamp, text)
                         self._idle = time.monotonic()
-        return start is None
+        return start is None or self._anew
 
     def _line(self, stamp: _Stamp, text: str) -> Iterator[_Ordered]:
         at = stamp[0]

@@ -168,13 +168,13 @@ def test_the_containers_of_a_pod_are_read_one_after_the_other(real_node: RealNod
 PODS = r"/pods\?.*watch=true"  # the watch of pods
 
 
-def restarted_unseen(site: Site, handle: adapter.Handle, *, ended: bool) -> None:
-    """Returns when the container was restarted, and runs or has ended again."""
+def restarted_unseen(site: Site, handle: adapter.Handle, state: str) -> None:
+    """Returns when the container was restarted, and is `running`, or has ended again: `waiting` for the next start."""
 
     def restarted() -> bool:
         statuses = [pod["status"].get("containerStatuses", []) for pod in site.namespace.pods(handle.name)]
         containers = [container for found in statuses for container in found]
-        return [(c["restartCount"], "running" in c["state"]) for c in containers] == [(1, not ended)]
+        return [(c["restartCount"], *c["state"]) for c in containers] == [(1, state)]
 
     site.cluster.wait(restarted, "its container was restarted", 60)
 
@@ -185,7 +185,7 @@ def test_a_container_that_was_restarted_unseen_is_not_taken_for_the_one_before(r
         with following(site, lease, RESTARTED, "3", proxy=proxy) as (handle, lines):
             site.cluster.wait(lambda: len(lines.seen) > 0, "it prints", 60)
             with proxy.stall("GET", PODS):
-                restarted_unseen(site, handle, ended=True)
+                restarted_unseen(site, handle, "waiting")
             lines.ended(120)
         check(lines)
         assert numbers(lines) == list(range(3000))
@@ -197,11 +197,30 @@ def test_the_container_before_is_read_though_the_server_is_busy(real_node: RealN
         busy = proxy.answer(503, "GET", "/log.*previous=true", times=2)
         with following(site, lease, RESTARTED, "8", proxy=proxy) as (handle, lines):
             with proxy.stall("GET", PODS):
-                restarted_unseen(site, handle, ended=False)
+                restarted_unseen(site, handle, "running")
             lines.ended(120)
         assert len(busy.hits) == 2
         check(lines)
         assert numbers(lines) == list(range(3000))
+
+
+def test_of_a_container_whose_successor_has_ended_too_a_gap_tells(real_node: RealNode, lease: str) -> None:
+    """The watch of pods stalls from before its start. Until the third starts, the kubelet serves the second alone."""
+    with on(real_node, stock=True) as site, Proxy(site.cluster) as proxy:
+        with following(site, lease, RESTARTED, "1", proxy=proxy) as (handle, lines):
+            with proxy.stall("GET", PODS):
+                restarted_unseen(site, handle, "waiting")
+            lines.ended(120)
+        check(lines, gaps=1)
+        assert numbers(lines) == list(range(1000, 3000))
+        gap, first, *_ = lines.seen
+        assert isinstance(gap, Gap)
+        assert isinstance(first, Line)
+        assert (gap.since, gap.until) == (None, first.time)
+        assert "restarted" in gap.reason
+        gap, *rest = site.backend(lease).output(handle)
+        assert isinstance(gap, Gap)
+        assert rest == lines.seen[-len(rest) :]  # the second may be gone by now
 
 
 def test_the_next_admission_is_followed_and_the_first_to_its_end(site: Site, lease: str) -> None:

@@ -113,6 +113,27 @@ def test_which_container_has_run_last(pod: dict[str, Any], expected: tuple[int, 
     assert adapter.container_of(pod) == expected
 
 
+@pytest.mark.parametrize(
+    ("pod", "first"),
+    [
+        ({}, 0),
+        (container("running", 0), 0),
+        (container("running", 1, "terminated"), 0),
+        (container("terminated", 2, "terminated"), 1),
+        (container("waiting", 0, "terminated"), 0),
+        (container("waiting", 2, "terminated"), 2),
+    ],
+)
+def test_the_log_of_one_container_before_is_served_while_none_is_waited_for(pod: dict[str, Any], first: int) -> None:
+    assert adapter.served_of(pod) == (first, None)
+
+
+def test_since_when_logs_are_served() -> None:
+    pod = container("running", 1, "terminated")
+    pod["status"]["containerStatuses"][1]["lastState"]["terminated"]["startedAt"] = "2026-11-29T20:00:01Z"
+    assert adapter.served_of(pod) == (0, AT.replace(microsecond=0))
+
+
 def test_of_pods_that_are_gone_those_of_the_latest_attempt_are_kept() -> None:
     def pod(epoch: str, restart: str) -> dict[str, Any]:
         return {"metadata": {"annotations": {adapter.EPOCH: epoch}, "labels": {adapter.RESTART: restart}}}
