@@ -2894,8 +2894,10 @@ class _Log:
         self._missing = ""  # why lines may be missing before the next one
 
     def see(self, pod: Object | None) -> None:
-        """Notes how the pod is now; None: it is gone."""
+        """Notes how the pod is now; None: it is gone. A watch may be behind a list: no container is taken back."""
         with self._changed:
+            if pod is not None and container_of(pod)[0] < container_of(self._pod)[0]:
+                return
             before, self._is_gone, self._pod = self._pod, pod is None, pod or self._pod
             self._changed.notify_all()
         if pod is None or (container_of(before)[1] and container_of(pod) != container_of(before)):
@@ -3533,8 +3535,9 @@ class Backend:
             pods = list_pods(self._api, self._namespace, _selector(handle.name))
             if is_queued(trainjob) and self.settings.kueue:
                 workload = next(iter(list_workloads(self._api, self._namespace, handle.uid)), None)
-        if workload is not None and _condition(workload, "Finished") and not is_final(trainjob):
-            trainjob = self._trainjob(handle)  # it may have ended between the two reads
+        ended = workload is not None and _condition(workload, "Finished") and not is_final(trainjob)
+        if ended or (pods and _at(trainjob, "spec", "suspend") is True):
+            trainjob = self._trainjob(handle)  # it may have ended, or been resumed, between the two reads
         there = set(map(_uid, pods))
         seen = [pod for pod in [*before.seen, *before.pods] if _uid(pod) not in there] if before else []
         return self._further(handle, Evidence(trainjob, pods, workload, seen=seen))
