@@ -124,8 +124,10 @@ def closed_in(cluster: Cluster, begin: Callable[[], adapter.Live[Any]], *, pause
 
     reader = threading.Thread(target=read)
     reader.start()
-    told.wait(60)
-    time.sleep(1.0)  # all that there is has been told, and its connections wait
+    if not told.wait(60):
+        raise TimeoutError("it has told nothing")
+    while told.wait(1.0):  # until all that there is has been told, and its connections wait
+        told.clear()
     if paused:
         cluster.pause("kube-apiserver")
     began = time.monotonic()
