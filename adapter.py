@@ -3123,7 +3123,7 @@ class _Output:
         else:
             threading.Thread(target=self._keep_up, args=[self._watch], daemon=True).start()
             self._listed.wait()
-        patience = LOG_PATIENCE if self._watch is None else 0.0
+        patience = 0.0 if self._watch and self._tail is None else LOG_PATIENCE
         there = [log.lines(follow=False, tail=self._tail, patience=patience) for log in list(self._logs.values())]
         merged = heapq.merge(*there, key=_when)
         yield from merged if self._tail is None else collections.deque(merged, self._tail)

@@ -56,6 +56,7 @@ class Request:
     status: int | None = None  # None: nothing, yet or ever
     server_status: int | None = None  # None: it was never asked, or did not answer
     passed: list[float] = field(default_factory=list)  # when a piece of the answer's body was passed on
+    lines: int = 0  # that were passed on: of a watch its events
 
     @property
     def path(self) -> str:
@@ -82,6 +83,7 @@ class Rule:
     body: bytes = b""
     before: Callable[[Request], object] | None = None  # called first
     cut_after: int | None = None  # bytes of the answer's body
+    lines: int = 0  # of the answer's body that pass first
     made: float = field(default_factory=time.monotonic)
     hits: list[Request] = field(default_factory=list)
     removed: threading.Event = field(default_factory=threading.Event)
@@ -178,9 +180,9 @@ class Proxy:
         """
         return self._add(Rule(method, path, times, STALL_ANSWER if acted else STALL))
 
-    def stall_open(self, method: str = "", path: str = "") -> Rule:
-        """Like `stall`, for what is open now and nothing that comes later."""
-        return self._add(Rule(method, path, 0, STALL))
+    def stall_open(self, method: str = "", path: str = "", *, lines: int = 0) -> Rule:
+        """Like `stall`, for what is open now and nothing that comes later, once so many lines of it have passed."""
+        return self._add(Rule(method, path, 0, STALL, lines=lines))
 
     def clear(self) -> None:
         """Removes every rule."""
@@ -275,7 +277,8 @@ class Proxy:
         """The rule that keeps this request's answer back, when there is one."""
 
         def stalls(rule: Rule) -> bool:
-            return rule.kind in (STALL, STALL_ANSWER) and (request.at < rule.made or request in rule.hits)
+            applies = request.lines >= rule.lines and (request.at < rule.made or request in rule.hits)
+            return rule.kind in (STALL, STALL_ANSWER) and applies
 
         with self._lock:
             return self._find(request, stalls)
@@ -425,6 +428,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 chunk = chunk[: cut_after - passed]
             passed += len(chunk)
             request.passed.append(time.monotonic())
+            request.lines += chunk.count(b"\n")
             self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk) if chunked and chunk else chunk)
             if passed == cut_after:
                 raise _Cut

@@ -166,6 +166,20 @@ def test_a_job_that_is_replaced_at_the_last_moment_is_not_opened(plain: World, p
     assert plain.backend.inspect(new).state is State.GATED
 
 
+def test_a_job_that_is_opened_between_two_reads_is_not_stopping(world: World, proxy: Proxy) -> None:
+    """A status takes several reads: here its pods run that did not exist when the TrainJob was read."""
+    handle = world.started()
+    direct = world.connect(kubeconfig=str(world.cluster.kubeconfig))
+
+    def opened(_: Request) -> None:
+        direct.open(handle)
+        world.running(handle)
+
+    between = proxy.call(opened, "GET", r"/pods\?", times=1)
+    assert world.backend.inspect(handle).state is State.RUNNING
+    assert between.hits
+
+
 # --- a server that is away
 
 

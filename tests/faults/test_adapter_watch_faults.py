@@ -458,6 +458,20 @@ def test_a_log_that_is_not_answered_is_told(plain: World, proxy: Proxy, monkeypa
     assert "Read timed out" in gap.reason
 
 
+def test_following_from_the_last_lines_begins_there_though_the_server_is_busy(plain: World, proxy: Proxy) -> None:
+    handle = plain.opened()
+    pod = printing(plain, handle, "first")
+    plain.cluster.pods.log(pod, "second")
+    busy = proxy.answer(503, *LOG, times=3)
+    with plain.backend.output(handle, follow=True, tail=1, rank=0) as output:
+        lines = Lines(output)
+        plain.wait(lambda: lines.texts, "a line comes")
+        plain.cluster.pods.log(pod, "third")
+        plain.wait(lambda: len(lines.texts) > 1, "the next one comes")
+    assert lines.ended(5) == ["second", "third"]
+    assert len(busy.hits) == 3
+
+
 def test_a_log_is_read_to_its_end_though_the_job_ends_while_the_server_is_busy(
     plain: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,6 +513,25 @@ def test_what_a_stalled_connection_kept_back_of_a_pod_that_is_gone_is_told(world
     assert isinstance(after, Line)
     assert (before.text, after.text) == ("before", "after")
     assert (gap.rank, gap.admission, gap.since, gap.until) == (0, before.admission, before.time, None)
+
+
+def test_a_watch_that_lags_behind_the_end_of_a_job_takes_no_log_away(plain: World, proxy: Proxy) -> None:
+    """It gives the pod as it was at first, after a list gave it as it ended, while its log cannot be read."""
+    handle = plain.started()
+    lines = Lines(plain.backend.output(handle, follow=True, rank=0))
+    open_watches(plain, proxy)
+    pods = "/pods.*watch=true"
+    (watch,) = proxy.open_requests("GET", pods)
+    stalled, _ = proxy.stall_open("GET", pods), proxy.stall_open("GET", pods, lines=watch.lines + 1)
+    with proxy.answer(503, *LOG):
+        plain.backend.open(handle)
+        printing(plain, handle, "line")
+        plain.end(handle)
+        plain.wait(lambda: proxy.requests(*LOG), "its log is asked for")
+        stalled.remove()
+        mark = time.monotonic()
+        plain.wait(lambda: len(proxy.requests(*LOG, since=mark)) > 1 or not lines.is_alive(), "it is asked for again")
+    assert lines.ended() == ["line"]
 
 
 def test_who_reads_slowly_misses_nothing_of_a_pod_that_goes(plain: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,13 @@ class Watching:
     def wait(self, text: str) -> None:
         self._cluster.wait(lambda: text.encode() in self.text, f"the watch has read {text}", interval=0.05)
 
+    def silent(self, text: str) -> None:
+        """Nothing is to be seen arriving: gives it the time that an event takes to be read here, many times over."""
+        deadline = time.monotonic() + 1
+        while time.monotonic() < deadline:
+            assert text.encode() not in self.text
+            assert not self.ended.wait(0.05)
+
     def _read(self) -> None:
         headers = self._cluster.admin.default_headers | self._token()
         try:
@@ -119,13 +126,22 @@ def test_a_stalled_watch_stays_open_and_silent(cluster: Cluster, proxy: Proxy, n
     with Watching(proxy, cluster, namespace) as watching:
         with proxy.stall("GET", "watch=true"):
             namespace.create(config_map("late"))
-            # Nothing is to be seen arriving: give it the time that an event takes to be read here, many times over.
-            deadline = time.monotonic() + 1
-            while time.monotonic() < deadline:
-                assert b"late" not in watching.text
-                assert not watching.ended.wait(0.05)
+            watching.silent("late")
         watching.wait("late")
         proxy.cut()
+
+
+def test_a_watch_stalls_after_so_many_events(cluster: Cluster, proxy: Proxy, namespace: Namespace) -> None:
+    with Watching(proxy, cluster, namespace) as watching:
+        (watch,) = proxy.open_requests("GET", "watch=true")
+        stalled = proxy.stall_open("GET", lines=watch.lines + 1)
+        for name in ("one", "two", "three"):
+            namespace.create(config_map(name))
+        watching.wait('"one"')
+        watching.silent('"two"')
+        stalled.remove()
+        watching.wait('"three"')
+        assert proxy.cut("GET", "watch=true") == 1
 
 
 def test_an_answer_is_cut_in_the_middle(api: Api, proxy: Proxy) -> None:
