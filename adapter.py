@@ -42,6 +42,7 @@ import datetime
 import email.utils
 import hashlib
 import heapq
+import io
 import itertools
 import json
 import math
@@ -4232,6 +4233,8 @@ def _status_text(status: Status) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: results on stdout, progress and errors on stderr. Returns the exit code."""
     backend = None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may lack what a program prints
     try:
         options = _arguments().parse_args(arguments)
         backend = connect(options.config, read_only=options.verb in READING)

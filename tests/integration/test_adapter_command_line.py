@@ -35,10 +35,12 @@ def config(world: World, tmp_path: pathlib.Path) -> str:
     return str(file)
 
 
-def run(*arguments: str, stdin: str | None = None, cwd: pathlib.Path | None = None) -> tuple[int, str, str]:
+def run(
+    *arguments: str, stdin: str | None = None, cwd: pathlib.Path | None = None, **environment: str
+) -> tuple[int, str, str]:
     """Exit code, stdout and stderr."""
-    argv = [sys.executable, str(pathlib.Path("adapter.py").resolve()), *arguments]
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=120, cwd=cwd)
+    argv, env = [sys.executable, str(pathlib.Path("adapter.py").resolve()), *arguments], os.environ | environment
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=120, cwd=cwd, env=env)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -228,6 +230,8 @@ def test_logs_prints_what_was_printed_and_no_escapes(world: World, config: str) 
     world.cluster.pods.log(second, "two")
     assert run("-c", config, "logs", str(handle)) == (0, "0: \\x1b[31mred\\x1b[0m\tünï\\u202e\n1: two\n", "")
     assert run("-c", config, "logs", str(handle), "--rank", "1", "--since", "5m") == (0, "two\n", "")
+    _, out, err = run("-c", config, "logs", str(handle), "--rank", "0", PYTHONIOENCODING="ascii")
+    assert (out, err) == ("\\x1b[31mred\\x1b[0m\t\\xfcn\\xef\\u202e\n", "")
     code, out, _ = run("-c", config, "-o", "json", "logs", str(handle), "--tail", "1")
     assert code == 0
     line = json.loads(out)
