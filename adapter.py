@@ -1835,6 +1835,14 @@ def served_of(pod: object) -> tuple[int, datetime.datetime | None]:
     return max(container - (not waits), 0), _time(_at(status, "lastState", "terminated", "startedAt"))
 
 
+def is_rest(line: bytes) -> bool:
+    """Whether the first line after a time is the end of one that was begun before: such a one comes without its time.
+
+    So do the kubelet's own words, with which all of these begin.
+    """
+    return _STAMP.match(line) is None and not line.startswith((b"unable to ", b"failed to "))
+
+
 def stamped(line: bytes) -> tuple[_Stamp, str]:
     """The time and the text of a log line. NoAnswer: it has no time, so it is the kubelet's word on what went wrong."""
     match = _STAMP.match(line)
@@ -2160,6 +2168,10 @@ BATCH = "/apis/batch/v1"
 CORE = "/api/v1"
 
 
+# what the client's loader raises: whatever a file's odd shape trips it with
+UNLOADABLE = (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
+
+
 def credentials(settings: Settings) -> Connection:
     """Loads the credentials: the settings' kubeconfig, else $KUBECONFIG, else the pod's account, else ~/.kube/config.
 
@@ -2177,8 +2189,7 @@ def credentials(settings: Settings) -> Connection:
     configuration = Configuration()
     try:
         load(configuration)
-    except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        # the client's loader raises whatever a file's odd shape trips it with
+    except UNLOADABLE as error:
         why = str(error).strip() or type(error).__name__
         if settings.kubeconfig or settings.context:
             raise Invalid(f"kubeflow settings: kubeconfig {settings.kubeconfig or ''}: {why}") from error
@@ -2187,7 +2198,7 @@ def credentials(settings: Settings) -> Connection:
     client.user_agent = f"{PROGRAM}/{VERSION}"
 
     def renew(client: ApiClient) -> None:
-        with contextlib.suppress(ConfigException, OSError, yaml.YAMLError):  # then the 401 stands
+        with contextlib.suppress(*UNLOADABLE):  # then the 401 stands
             load(client.configuration)
 
     return Connection(client, renew)
@@ -2256,7 +2267,7 @@ class _Quick(Connection):
         def ask() -> None:
             try:
                 answers.put(self.request("GET", path, query))
-            except (ApiError, NoAnswer) as error:
+            except Exception as error:  # noqa: BLE001  # it is raised to who waits
                 answers.put(error)
 
         threading.Thread(target=ask, daemon=True).start()
@@ -2760,9 +2771,9 @@ class _Watch:
         before, job.trainjob = job.trainjob, obj
         if before is not None and _uid(before) != _uid(obj):
             handle = self._backend._handle(before)
-            self._backend._final.pop(handle, None)
+            known = self._backend._final.pop(handle, None)  # `inspect` may have said so
             if not job.told_all:
-                self._gone.append(status_of(handle, replace(job.evidence(), trainjob=None), _now()))
+                self._gone.append(known or status_of(handle, replace(job.evidence(), trainjob=None), _now()))
             job.seen, job.last, job.stage, job.certain = (), None, (-1, 0), 0.0
 
     # --- what is told
@@ -2916,6 +2927,8 @@ class _Log:
     def lines(self, *, follow: bool, tail: int | None = None, patience: float = LOG_PATIENCE) -> Iterator[_Ordered]:
         """The lines from where it stands: to the last that is there, or with `follow` to the last that will be."""
         delay, failing, last, again = 0.1, 0.0, self._last, False
+        if follow and container_of(self._pod)[0] > self._done:  # what was there may not be all
+            self._trouble = self._trouble or "its pod was gone before the rest was read"
         while not (self._is_gone or self._streams.closed.is_set()):
             pod, container, runs = self._pod, container_of(self._pod)[0], False
             if container <= self._done:
@@ -2923,6 +2936,7 @@ class _Log:
                     return
                 self._wait(pod, 1.0)
                 continue
+            asked = time.monotonic()
             try:
                 now = read_pod(self._api, pod)
                 container, runs = container_of(now)
@@ -2944,8 +2958,10 @@ class _Log:
             except (ApiError, NoAnswer) as error:
                 if isinstance(error, ApiError) and error.message == f'pods "{_name(pod)}" not found':
                     return  # any other 404 is that of a kubelet that has just started, and does not know its pods yet
-                if isinstance(error, ApiError) and error.status in (401, 403):
-                    raise
+                failing = failing or time.monotonic()
+                refused = isinstance(error, ApiError) and error.status in (401, 403)
+                if refused and not (self._began and time.monotonic() < failing + LOG_PATIENCE):
+                    raise  # else a server that has just started may not know yet who may do what
                 if self._cut and not self._is_gone:
                     self._cut = False
                     continue
@@ -2953,11 +2969,10 @@ class _Log:
                 silent = silent and follow and runs and not self._finished
                 if self._whole == container or (silent and self._last is None):
                     self._trouble = ""  # of who prints nothing the answer may not begin
-                elif not silent:
+                elif not silent or self._began > asked:
                     self._trouble = "it went before its log had ended" if self._cut else str(error)
                 if self._last is not last:
-                    delay, failing, last = 0.1, 0.0, self._last
-                failing = failing or time.monotonic()
+                    delay, failing, last = 0.1, time.monotonic(), self._last
                 if (self._finished or not follow) and time.monotonic() >= max(failing, self._finished) + patience:
                     return
                 self._wait(pod, 0.0 if silent else delay * random.uniform(0.5, 1.5))
@@ -2972,7 +2987,7 @@ class _Log:
     def _rest(self, pod: Object) -> Iterator[_Ordered]:
         """What is left of the containers before the one that the kubelet has now: it serves one of them at most."""
         (container, _), (served, began), missing = container_of(pod), served_of(pod), ""
-        if served > self._done + 1 and not (self._since and began and began <= self._since):
+        if served > max(self._done + 1, self._container) and not (self._since and began and began <= self._since):
             self._missing = self._missing or "its container was restarted before all of its log was read"
         if served > self._container:
             self._container, self._anew = served, True
@@ -3009,7 +3024,9 @@ class _Log:
         if tail is not None and start is None:
             query["tailLines"] = str(max(tail, 1))  # one, to know where to read on
         with contextlib.closing(read_log(self._api, self._pod, query, self._opened)) as body:
-            for raw, ended in body:
+            for number, (raw, ended) in enumerate(body):
+                if since and number == 0 and is_rest(raw):
+                    continue
                 stamp, text = stamped(raw)
                 if not (ended or whole):
                     break
@@ -3531,14 +3548,20 @@ class Backend:
 
     def _look(self, handle: Handle, before: Evidence | None = None) -> Evidence:
         """What there is to know about a job now, with the pods that an earlier look has seen."""
-        trainjob, workload = self._trainjob(handle), None
-        with explained(f"the state of TrainJob {handle}"):
-            pods = list_pods(self._api, self._namespace, _selector(handle.name))
-            if is_queued(trainjob) and self.settings.kueue:
-                workload = next(iter(list_workloads(self._api, self._namespace, handle.uid)), None)
-        ended = workload is not None and _condition(workload, "Finished") and not is_final(trainjob)
-        if ended or (pods and _at(trainjob, "spec", "suspend") is True):
-            trainjob = self._trainjob(handle)  # it may have ended, or been resumed, between the two reads
+        trainjob = self._trainjob(handle)
+        for _ in range(3):
+            workload = None
+            with explained(f"the state of TrainJob {handle}"):
+                pods = list_pods(self._api, self._namespace, _selector(handle.name))
+                if is_queued(trainjob) and self.settings.kueue:
+                    workload = next(iter(list_workloads(self._api, self._namespace, handle.uid)), None)
+            ended = _condition(workload, "Finished") and not is_final(trainjob)
+            resumed = _at(trainjob, "spec", "suspend") is True and (pods or _condition(workload, "Admitted"))
+            if not (before or ended or resumed):
+                break
+            earlier, trainjob = trainjob, self._trainjob(handle)  # it may have changed between the reads
+            if _at(trainjob, "metadata", "resourceVersion") == _at(earlier, "metadata", "resourceVersion"):
+                break
         there = set(map(_uid, pods))
         seen = [pod for pod in [*before.seen, *before.pods] if _uid(pod) not in there] if before else []
         return self._further(handle, Evidence(trainjob, pods, workload, seen=seen))

@@ -572,6 +572,10 @@ JOBSET = "/apis/jobset.x-k8s.io/v1alpha2"
 LEASES = "/apis/coordination.k8s.io/v1"
 
 
+# what the client's loader raises: whatever a file's odd shape trips it with
+UNLOADABLE = (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError)
+
+
 def connect(options: Options) -> Connection:
     """Loads the credentials that the options name. Contacts nobody. Raises StartError."""
 
@@ -587,15 +591,14 @@ def connect(options: Options) -> Connection:
     configuration.connection_pool_maxsize = 2 * WORKERS  # workers, watch, Lease and re-checks keep theirs open
     try:
         load(configuration)
-    except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        # the client's loader raises whatever a file's odd shape trips it with
+    except UNLOADABLE as error:
         reason = " ".join(str(error).split())  # YAML's have several lines
         raise StartError(f"no usable credentials: {reason}: {_credentials_advice(options)}") from error
     client = ApiClient(configuration)
     client.user_agent = f"{PROGRAM}/{VERSION}"
 
     def renew(client: ApiClient) -> None:
-        with contextlib.suppress(ConfigException, OSError, yaml.YAMLError):  # then the 401 stands
+        with contextlib.suppress(*UNLOADABLE):  # then the 401 stands
             load(client.configuration)
 
     return Connection(client, renew)

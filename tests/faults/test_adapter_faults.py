@@ -180,6 +180,26 @@ def test_a_job_that_is_opened_between_two_reads_is_not_stopping(world: World, pr
     assert between.hits
 
 
+def test_an_admission_between_two_reads_is_not_taken_for_the_one_before(kueue: World, proxy: Proxy) -> None:
+    """Its quota was taken; it is admitted anew when its TrainJob has been read, and its Workload has not."""
+    world = through(kueue, proxy)
+    handle = world.opened()
+    workload = world.namespace.workload(handle.name)["metadata"]["name"]
+    world.running(handle)
+    world.namespace.patch("Workload", workload, {"spec": {"active": False}})
+    world.wait(lambda: not world.namespace.pods(handle.name), "its pods are gone")
+    world.wait(lambda: world.trainjob(handle)["spec"]["suspend"], "it is suspended")
+
+    def admitted(_: Request) -> None:
+        world.namespace.patch("Workload", workload, {"spec": {"active": True}})
+        world.running(handle)
+
+    between = proxy.call(admitted, "GET", r"/workloads\?", times=1)
+    status = world.backend.inspect(handle)
+    assert (status.admission, status.state) == (2, State.RUNNING)
+    assert between.hits
+
+
 # --- a server that is away
 
 

@@ -15,7 +15,7 @@ import adapter
 from adapter import Gap, Handle, Line, State, Status
 from tests import jobs
 from tests.adapters import World
-from tests.faults.proxy import Proxy
+from tests.faults.proxy import Proxy, Rule
 from tests.faults.test_adapter_faults import through
 from tests.faults.test_adapter_watch_faults import release, sorted_by_stage
 from tests.integration.test_adapter_output import Lines, end_as_a_kubelet, ranks
@@ -25,12 +25,16 @@ WATCHES, LOGS, READS = ("GET", "watch=true"), ("GET", "/log\\?"), ("GET", "")
 
 
 class Trouble(threading.Thread):
-    """Has connections fail, each time others and in another way, to the end of its `with` block."""
+    """Has connections fail, each time others and in another way, to the end of its `with` block.
+
+    A few requests that come later may be about to fail: not more and more, of one who asks ever less often.
+    """
 
     def __init__(self, proxy: Proxy, chance: random.Random, *reads: tuple[str, str]) -> None:
         super().__init__(daemon=True)
         self.proxy, self.chance, self.reads, self.over = proxy, chance, reads, threading.Event()
         self.made: list[str] = []
+        self.coming: list[Rule] = []
 
     def run(self) -> None:
         while not self.over.wait(self.chance.uniform(0.05, 1.0)):
@@ -40,6 +44,11 @@ class Trouble(threading.Thread):
             fault(*which)
             self.made.append(fault.__name__)
 
+    def later(self, rule: Rule) -> None:
+        self.coming.append(rule)
+        if len(self.coming) > 3:
+            self.coming.pop(0).remove()
+
     def cut(self, *which: str) -> None:
         self.proxy.cut(*which)
 
@@ -47,19 +56,19 @@ class Trouble(threading.Thread):
         self.proxy.stall_open(*which)
 
     def lose(self, *which: str) -> None:
-        self.proxy.lose_request(*which, times=self.chance.randint(1, 2))
+        self.later(self.proxy.lose_request(*which, times=self.chance.randint(1, 2)))
 
     def cut_after(self, *which: str) -> None:
-        self.proxy.cut_after(self.chance.randint(1, 20_000), *which, times=1)
+        self.later(self.proxy.cut_after(self.chance.randint(1, 20_000), *which, times=1))
 
     def busy(self, *which: str) -> None:
-        self.proxy.answer(429, *which, times=1, headers={"Retry-After": self.chance.choice("012")})
+        self.later(self.proxy.answer(429, *which, times=1, headers={"Retry-After": self.chance.choice("012")}))
 
     def fail(self, *which: str) -> None:
-        self.proxy.answer(self.chance.choice([500, 503]), *which, times=self.chance.randint(1, 2))
+        self.later(self.proxy.answer(self.chance.choice([500, 503]), *which, times=self.chance.randint(1, 2)))
 
     def expire(self, *which: str) -> None:
-        self.proxy.answer(410, *which, times=self.chance.randint(1, 2))
+        self.later(self.proxy.answer(410, *which, times=self.chance.randint(1, 2)))
 
     def __enter__(self) -> Trouble:
         self.start()

@@ -391,6 +391,23 @@ def test_a_rotated_token_is_read_again(plain: World, proxy: Proxy) -> None:
     assert statuses.ended()[-1].state is State.SUCCEEDED
 
 
+def test_a_kubeconfig_that_is_half_written_just_when_it_is_read_again_is_read_later(plain: World, proxy: Proxy) -> None:
+    file, handle = pathlib.Path(plain.settings["kubeconfig"]), plain.started()
+    whole = yaml.safe_load(file.read_text())
+    statuses = Statuses(plain.connect().watch(handle))
+    open_watches(plain, proxy)
+    for half in (None, {"name": whole["users"][0]["name"], "user": "tok"}):  # the client's loader trips over both
+        file.write_text(yaml.safe_dump({**whole, "users": [half]}))
+        refused = proxy.answer(401, *WATCHES, times=4)
+        proxy.cut(*WATCHES)
+        plain.wait(lambda: len(refused.hits) == 4, "both watches are refused")  # noqa: B023
+        file.write_text(yaml.safe_dump(whole))
+        open_watches(plain, proxy)
+    plain.backend.open(handle)
+    plain.end(handle)
+    assert statuses.ended()[-1].state is State.SUCCEEDED
+
+
 def test_a_closed_watch_does_not_wait_for_what_may_tell_the_cause(plain: World, proxy: Proxy) -> None:
     handle = plain.started()
     statuses = Statuses(plain.backend.watch(handle))
@@ -490,6 +507,47 @@ def test_a_log_is_read_to_its_end_though_the_job_ends_while_the_server_is_busy(
         mark = time.monotonic()
         plain.wait(lambda: len(proxy.requests(*LOG, since=mark)) > 1, "its log is asked for when it has ended")
     assert lines.ended() == ["before", "after"]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_does_not_know_yet_who_may_read_logs_is_asked_again(
+    plain: World, proxy: Proxy, status: int
+) -> None:
+    """As one that has just started."""
+    handle = plain.opened()
+    lines = Lines(plain.backend.output(handle, follow=True, rank=0))
+    pod = printing(plain, handle, "before")
+    plain.wait(lambda: lines.texts == ["before"], "the line comes")
+    refused = proxy.answer(status, *LOG, times=3)
+    proxy.cut(*LOG)
+    plain.cluster.pods.log(pod, "after")
+    plain.wait(lambda: len(lines.texts) > 1, "the next line comes")
+    plain.end(handle)
+    assert lines.ended() == ["before", "after"]
+    assert len(refused.hits) == 3
+
+
+def test_what_a_stalled_connection_kept_back_of_a_pod_that_is_gone_unseen_is_told(
+    plain: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch of pods stalls, too: that the pod is gone is known from its log's next request alone."""
+    monkeypatch.setattr(adapter.Connection, "SILENCE", 4.0)
+    handle = plain.started()
+    with plain.backend.output(handle, follow=True, rank=0) as output:
+        lines = Lines(output)
+        plain.backend.open(handle)
+        pod = printing(plain, handle, "before")
+        plain.wait(lambda: lines.texts == ["before"], "the line comes")
+        proxy.stall("GET", "/pods.*watch=true")
+        proxy.stall_open(*LOG)
+        plain.cluster.pods.log(pod, "kept back")
+        plain.connect(kubeconfig=str(plain.cluster.kubeconfig)).hold(handle, 1)
+        plain.state(handle, State.HELD)
+        plain.wait(lambda: len(lines.seen) > 1, "it is told")
+    before, gap = lines.seen
+    assert isinstance(before, Line)
+    assert isinstance(gap, Gap)
+    assert (gap.since, gap.until) == (before.time, None)
 
 
 def test_what_a_stalled_connection_kept_back_of_a_pod_that_is_gone_is_told(world: World, proxy: Proxy) -> None:

@@ -185,6 +185,30 @@ def test_a_pod_that_goes_before_its_log_has_ended_is_told(plain: World) -> None:
     assert all(isinstance(gap, Gap) and "it went before its log had ended" in gap.reason for gap in gaps)
 
 
+def test_what_a_pod_printed_while_others_were_caught_up_with_is_told(
+    plain: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there of the first is read; who reads is not through with the second when the first is gone."""
+    monkeypatch.setattr(adapter, "AHEAD", 2)
+    handle = plain.opened()
+    pods = ranks(plain.running(handle))
+    plain.cluster.pods.log(pods[0], "first")
+    for number in range(10):
+        plain.cluster.pods.log(pods[1], f"line {number}")
+    with plain.backend.output(handle, follow=True) as output:
+        first = next(output)
+        assert (first.rank, texts([first])) == (0, ["first"])
+        plain.cluster.pods.log(pods[0], "last")
+        plain.backend.hold(handle, 1)
+        plain.state(handle, State.HELD)
+        more = [next(output) for _ in range(12)]
+    assert texts(item for item in more if isinstance(item, Line)) == [f"line {number}" for number in range(10)]
+    (gap,) = [item for item in more if item.rank == 0]
+    assert isinstance(gap, Gap)
+    assert isinstance(first, Line)
+    assert (gap.since, gap.until) == (first.time, None)
+
+
 def test_following_a_job_that_is_stopped_ends(world: World) -> None:
     handle = world.opened()
     lines = Lines(world.backend.output(handle, follow=True))

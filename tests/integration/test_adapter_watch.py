@@ -80,6 +80,18 @@ def test_a_job_that_is_deleted_meanwhile_is_stopped(world: World) -> None:
     assert State.STOPPING in statuses.states()
 
 
+def test_an_end_that_inspect_has_told_is_told_though_the_job_is_deleted(world: World) -> None:
+    """Before anybody has asked the watch."""
+    handle = world.opened()
+    with world.backend.watch(handle) as watch:
+        assert not next(watch).final
+        world.end(handle)
+        ended = world.state(handle, State.SUCCEEDED)
+        world.namespace.delete("TrainJob", handle.name)
+        world.wait(lambda: world.namespace.find("TrainJob", handle.name) is None, "it is gone")
+        assert list(watch)[-1] == ended
+
+
 def test_a_job_that_is_not_there_is_not_found(world: World) -> None:
     handle = world.started()
     world.backend.stop(handle)

@@ -168,13 +168,13 @@ def test_the_containers_of_a_pod_are_read_one_after_the_other(real_node: RealNod
 PODS = r"/pods\?.*watch=true"  # the watch of pods
 
 
-def restarted_unseen(site: Site, handle: adapter.Handle, state: str) -> None:
+def restarted_unseen(site: Site, handle: adapter.Handle, state: str, times: int = 1) -> None:
     """Returns when the container was restarted, and is `running`, or has ended again: `waiting` for the next start."""
 
     def restarted() -> bool:
         statuses = [pod["status"].get("containerStatuses", []) for pod in site.namespace.pods(handle.name)]
         containers = [container for found in statuses for container in found]
-        return [(c["restartCount"], *c["state"]) for c in containers] == [(1, state)]
+        return [(c["restartCount"], *c["state"]) for c in containers] == [(times, state)]
 
     site.cluster.wait(restarted, "its container was restarted", 60)
 
@@ -221,6 +221,52 @@ def test_of_a_container_whose_successor_has_ended_too_a_gap_tells(real_node: Rea
         gap, *rest = site.backend(lease).output(handle)
         assert isinstance(gap, Gap)
         assert rest == lines.seen[-len(rest) :]  # the second may be gone by now
+
+
+def test_containers_that_were_all_read_leave_no_gap(real_node: RealNode, lease: str) -> None:
+    """It is read from the second container on, and nothing can be read from before that ends until the third runs."""
+    with on(real_node, stock=True) as site, Proxy(site.cluster) as proxy:
+        settings = {**site.settings(lease), "kubeconfig": str(proxy.kubeconfig(site.cluster.kubeconfig))}
+        backend = adapters.unproven(settings)
+        handle = backend.start(site.spec(command=["python", "-u", "-c", RESTARTED, "10"]))
+        backend.open(handle)
+        restarted_unseen(site, handle, "running")
+        with backend.output(handle, follow=True) as output:
+            lines = Lines(output)
+            site.cluster.wait(lambda: f"{1999:08}" in lines.texts, "the second container's lines come", 60)
+            with proxy.stall("GET", "/pods"):
+                restarted_unseen(site, handle, "running", 2)
+            lines.ended(120)
+        check(lines)
+        assert numbers(lines) == list(range(3000))
+
+
+# A line that takes longer to end than a second, as that of a progress bar; the next is printed when it is told to end.
+LONG = f"""
+import os, pathlib, sys, time
+end = pathlib.Path("{INSIDE}", os.uname().nodename.rpartition("-node-0-")[0] + ".end")
+print("x" * 100_000, end="", flush=True)
+time.sleep(2)
+print(" end")
+print("after", flush=True)
+while not end.exists():
+    time.sleep(0.1)
+print("last")
+"""
+
+
+def test_a_line_that_was_begun_long_before_its_end_is_no_obstacle(site: Site, lease: str) -> None:
+    """Asked for what came since the second of the next line, the kubelet sends what is left of it without a time."""
+    long = "x" * 100_000 + " end"
+    with Proxy(site.cluster) as proxy, following(site, lease, LONG, proxy=proxy) as (handle, lines):
+        site.cluster.wait(lambda: len(lines.seen) == 2, "its first lines come", 60)
+        proxy.cut("GET", "/log\\?")
+        site.cluster.wait(lambda: proxy.open_requests("GET", "/log\\?"), "it is read on", 60)
+        since = next(item.time for item in lines.seen if isinstance(item, Line) and item.text == "after")
+        (again,) = Lines(site.backend(lease).output(handle, since=since.replace(microsecond=0))).ended()[-1:]
+        site.end(handle.name)
+        assert lines.ended() == [long, "after", "last"]
+    assert again == "after"
 
 
 def test_the_next_admission_is_followed_and_the_first_to_its_end(site: Site, lease: str) -> None:
