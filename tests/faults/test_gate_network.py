@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from tests import jobs
 from tests.cluster.cluster import Cluster
@@ -415,3 +416,21 @@ def test_a_paused_api_server_costs_the_lease_and_no_job(cluster: Cluster, namesp
         other = jobs.preempt(namespace, job, cpu="4")
         namespace.delete("TrainJob", other)
         assert_admitted_once(namespace, job, admission=2)
+
+
+def test_a_kubeconfig_that_is_half_written_just_when_it_is_read_again_is_read_later(
+    cluster: Cluster, proxy: Proxy, namespace: Namespace
+) -> None:
+    """It is read again when the server refuses the token. The client's loader trips over what it has then."""
+    file = proxy.kubeconfig(account(cluster))
+    whole = yaml.safe_load(file.read_text())
+    with cluster.controller(kubeconfig=file, resync="10m"):
+        namespace.wait_served()
+        cluster.wait(lambda: proxy.open_requests("GET", WATCH), "the gate watches", interval=0.05)
+        file.write_text(yaml.safe_dump({**whole, "users": [None]}))
+        refused = proxy.answer(401, times=6)
+        proxy.cut("GET", WATCH)
+        job = jobs.submit(namespace)
+        wait_hits(refused, 6, cluster)
+        file.write_text(yaml.safe_dump(whole))
+        jobs.running(namespace, job, epoch="1000001")
