@@ -27,27 +27,23 @@ WATCHES, LOGS, READS = ("GET", "watch=true"), ("GET", "/log\\?"), ("GET", "")
 class Trouble(threading.Thread):
     """Has connections fail, each time others and in another way, to the end of its `with` block.
 
-    A few requests that come later may be about to fail: not more and more, of one who asks ever less often.
+    A request that comes later fails when it comes before the next fault: who asks ever less often is served, too.
     """
 
     def __init__(self, proxy: Proxy, chance: random.Random, *reads: tuple[str, str]) -> None:
         super().__init__(daemon=True)
         self.proxy, self.chance, self.reads, self.over = proxy, chance, reads, threading.Event()
         self.made: list[str] = []
-        self.coming: list[Rule] = []
 
     def run(self) -> None:
+        coming = self.proxy.call(lambda _: None, times=0)
         while not self.over.wait(self.chance.uniform(0.05, 1.0)):
             which = self.chance.choice(self.reads)
             faults = [self.cut, self.stall, self.lose, self.cut_after, self.busy, self.fail]
             fault = self.chance.choice([*faults, self.expire] if which == WATCHES else faults)
-            fault(*which)
+            coming.remove()
+            coming = fault(*which) or coming
             self.made.append(fault.__name__)
-
-    def later(self, rule: Rule) -> None:
-        self.coming.append(rule)
-        if len(self.coming) > 3:
-            self.coming.pop(0).remove()
 
     def cut(self, *which: str) -> None:
         self.proxy.cut(*which)
@@ -55,20 +51,20 @@ class Trouble(threading.Thread):
     def stall(self, *which: str) -> None:
         self.proxy.stall_open(*which)
 
-    def lose(self, *which: str) -> None:
-        self.later(self.proxy.lose_request(*which, times=self.chance.randint(1, 2)))
+    def lose(self, *which: str) -> Rule:
+        return self.proxy.lose_request(*which, times=self.chance.randint(1, 2))
 
-    def cut_after(self, *which: str) -> None:
-        self.later(self.proxy.cut_after(self.chance.randint(1, 20_000), *which, times=1))
+    def cut_after(self, *which: str) -> Rule:
+        return self.proxy.cut_after(self.chance.randint(1, 20_000), *which, times=1)
 
-    def busy(self, *which: str) -> None:
-        self.later(self.proxy.answer(429, *which, times=1, headers={"Retry-After": self.chance.choice("012")}))
+    def busy(self, *which: str) -> Rule:
+        return self.proxy.answer(429, *which, times=1, headers={"Retry-After": self.chance.choice("012")})
 
-    def fail(self, *which: str) -> None:
-        self.later(self.proxy.answer(self.chance.choice([500, 503]), *which, times=self.chance.randint(1, 2)))
+    def fail(self, *which: str) -> Rule:
+        return self.proxy.answer(self.chance.choice([500, 503]), *which, times=self.chance.randint(1, 2))
 
-    def expire(self, *which: str) -> None:
-        self.later(self.proxy.answer(410, *which, times=self.chance.randint(1, 2)))
+    def expire(self, *which: str) -> Rule:
+        return self.proxy.answer(410, *which, times=self.chance.randint(1, 2))
 
     def __enter__(self) -> Trouble:
         self.start()
