@@ -36,13 +36,14 @@ class Trouble(threading.Thread):
         self.made: list[str] = []
 
     def run(self) -> None:
-        coming = self.proxy.call(lambda _: None, times=0)
+        coming: Rule | None = None
         while not self.over.wait(self.chance.uniform(0.05, 1.0)):
             which = self.chance.choice(self.reads)
             faults = [self.cut, self.stall, self.lose, self.cut_after, self.busy, self.fail]
             fault = self.chance.choice([*faults, self.expire] if which == WATCHES else faults)
-            coming.remove()
-            coming = fault(*which) or coming
+            if coming:
+                coming.remove()
+            coming = fault(*which)
             self.made.append(fault.__name__)
 
     def cut(self, *which: str) -> None:

@@ -17,6 +17,20 @@ HANDLE = Handle("n", NAME, "u")
 
 
 @pytest.mark.parametrize(
+    ("line", "is_rest"),
+    [
+        (b"2026-11-29T20:00:01.123456789Z text", False),
+        (b"| 37% of an epoch", True),
+        (b"", True),
+        (b"unable to retrieve container logs for containerd://1", False),
+        (b"failed to try resolving symlinks in path", False),
+    ],
+)
+def test_what_is_left_of_a_line_is_told_from_a_line_and_from_the_kubelets_words(line: bytes, *, is_rest: bool) -> None:
+    assert adapter.is_rest(line) is is_rest
+
+
+@pytest.mark.parametrize(
     ("line", "time", "nanoseconds", "text"),
     [
         (b"2026-11-29T20:00:01.123456789Z text", AT, 789, "text"),
