@@ -1059,7 +1059,7 @@ class Gate:
         return batches
 
     def _list_pods_of(self, keys: list[Key]) -> None:
-        """Takes those Workloads whose pods look gone; makes due those of which fewer or other pods remain."""
+        """Takes those Workloads whose pods look gone; makes due those of whose pods the message does not tell."""
         with self._lock:
             waiting = {key: w for key in keys if (w := self._waiting.get(key)) and w.jobset}
         try:
@@ -1075,9 +1075,9 @@ class Gate:
             left = remaining.get((key[0], entry.jobset))
             if not left:
                 self._queue.put(key, urgent=True)
-            elif entry.row == "11" and waiting_for(left) != entry.message:
+            elif waiting_for(left) != entry.message:  # always so in row 10: the JobSet may stand still by now
                 with self._lock:
-                    entry.due, entry.cost = time.monotonic(), 4.0
+                    entry.due, entry.cost = min(entry.due, time.monotonic()), 4.0
 
     # --- what is done with one
 

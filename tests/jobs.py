@@ -15,7 +15,7 @@ from typing import Any
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import Namespace
-from tests.cluster.waiting import unique
+from tests.cluster.waiting import TRANSIENT, T, WaitTimeout, unique
 
 GATE = "dispatch.phpboyscout.uk/start"
 GATED_BY = "kueue.x-k8s.io/admission-gated-by"
@@ -163,6 +163,41 @@ def workload_of(namespace: Namespace, job: str) -> Object:
     return namespace.cluster.wait(lambda: namespace.workload(job), f"{job} has a Workload", interval=0.01)
 
 
+def wait_for(namespace: Namespace, job: str, until: Callable[[], T | None], what: str, timeout: float = 60) -> T:
+    """Like `Cluster.wait`; with what it raises comes a note of what has become of the job."""
+    try:
+        return namespace.cluster.wait(until, what, timeout, interval=0.05)
+    except WaitTimeout as error:
+        error.add_note(as_it_is(namespace, job))
+        raise
+
+
+def as_it_is(namespace: Namespace, job: str) -> str:
+    """What has become of a job, in one line, for the person who reads why a test failed."""
+    try:
+        told = {
+            **{kind: told_of(namespace.find(kind, job)) for kind in ("TrainJob", "JobSet")},
+            "Workload": told_of(namespace.workload(job)),
+            "pods": [
+                (pod["metadata"]["name"], pod["status"].get("phase"), pod["metadata"].get("deletionTimestamp"))
+                for pod in namespace.pods(job)
+            ],
+        }
+    except TRANSIENT as error:
+        return f"{job} cannot be read: {error}"
+    return f"{job}: {told}"
+
+
+def told_of(obj: Object | None) -> Object:
+    """What an object says: whether it may run, its conditions, and its admission checks."""
+    spec, status = (obj or {}).get("spec", {}), (obj or {}).get("status", {})
+    return {
+        **{name: spec[name] for name in ("suspend", "active") if name in spec},
+        **{c["type"]: f"{c['status']} {c['reason']}: {c['message']}" for c in status.get("conditions", [])},
+        **{c["name"]: f"{c['state']}: {c['message']}" for c in status.get("admissionChecks", [])},
+    }
+
+
 def wait_message(namespace: Namespace, job: str, text: str, *, timeout: float = 30) -> Object:
     """Waits until the gate leaves the job Pending with a message that contains `text`; returns the entry."""
 
@@ -170,7 +205,7 @@ def wait_message(namespace: Namespace, job: str, text: str, *, timeout: float = 
         found = check(namespace, job)
         return found if found["state"] == "Pending" and text in found["message"] else None
 
-    return namespace.cluster.wait(entry, f"the gate says {text!r} on {job}", timeout, interval=0.05)
+    return wait_for(namespace, job, entry, f"the gate says {text!r} on {job}", timeout)
 
 
 def running(namespace: Namespace, job: str, *, count: int = 1, epoch: str = "") -> list[Object]:
@@ -186,7 +221,7 @@ def running(namespace: Namespace, job: str, *, count: int = 1, epoch: str = "") 
         ]
         return found if len(found) == count else None
 
-    return namespace.cluster.wait(pods, f"{count} pods of {job} {epoch} run", interval=0.05)
+    return wait_for(namespace, job, pods, f"{count} pods of {job} {epoch} run")
 
 
 def epoch_of(pod: Object) -> str:
@@ -222,7 +257,7 @@ def admission_of(namespace: Namespace, job: str) -> int:
 def preempt(namespace: Namespace, job: str, *, cpu: str) -> str:
     """Has a job of high priority take `cpu` from `job`; returns the other's name once `job` is evicted."""
     other = submit(namespace, cpu=cpu, priority="high")
-    namespace.cluster.wait(lambda: condition(namespace.workload(job), "Evicted"), f"{job} is evicted", interval=0.05)
+    wait_for(namespace, job, lambda: condition(namespace.workload(job), "Evicted"), f"{job} is evicted")
     return other
 
 
@@ -292,7 +327,7 @@ def wait_ready(namespace: Namespace, job: str, message: str, *, timeout: float =
         found = check(namespace, job)
         return found if found["state"] == "Ready" and message in found["message"] else None
 
-    return namespace.cluster.wait(entry, f"the gate approves {job} with {message!r}", timeout, interval=0.05)
+    return wait_for(namespace, job, entry, f"the gate approves {job} with {message!r}", timeout)
 
 
 def poke(namespace: Namespace, workload: str) -> None:

@@ -21,6 +21,7 @@ from tests.cluster.api import ApiError
 from tests.cluster.cluster import Cluster
 from tests.cluster.gate import Gate
 from tests.cluster.namespaces import Namespace
+from tests.cluster.waiting import WaitTimeout
 
 QUOTA = "6"  # in CPUs: three jobs of two pods fit
 GONE = (ApiError, LookupError)  # a pod, a Workload: they come and go while an action looks for them
@@ -173,9 +174,14 @@ def play(cluster: Cluster, gates: list[Gate], played: Actions) -> tuple[Attempts
     with cluster.namespace(quota=QUOTA) as namespace, Attempts(namespace) as attempts:
         namespace.wait_served()
         world = World(namespace, gates)
-        for action, number in [("submit", 1), *played, ("settle", 0)]:
-            getattr(world, action)(number)
-        world.heal()
+        try:
+            for action, number in [("submit", 1), *played, ("settle", 0)]:
+                getattr(world, action)(number)
+            world.heal()
+        except WaitTimeout as error:
+            for job in [*world.jobs, *world.high]:
+                error.add_note(jobs.as_it_is(namespace, job))
+            raise
     return attempts, world
 
 
