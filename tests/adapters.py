@@ -15,7 +15,7 @@ import json
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from tests.cluster import gate
 from tests.cluster.api import ApiError, Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import Namespace
+from tests.faults.proxy import Proxy
 
 EXAMPLES = pathlib.Path("examples")
 MODES = ("plain", "kueue")
@@ -55,6 +56,12 @@ class World:
     def connect(self, **changes: Any) -> Backend:
         """Another backend, on other settings: None removes one. Unproven as well."""
         return unproven({k: v for k, v in {**self.settings, **changes}.items() if v is not None})
+
+    def through(self, proxy: Proxy) -> World:
+        """The same with settings, and an unproven backend on them, that lead through the proxy."""
+        kubeconfig = str(proxy.kubeconfig(pathlib.Path(self.settings["kubeconfig"])))
+        settings = {**self.settings, "kubeconfig": kubeconfig}
+        return replace(self, settings=settings, backend=unproven(settings))
 
     def spec(self, **changes: Any) -> JobSpec:
         """The spec of `examples/job.json`, of a new job unless `job` is given."""

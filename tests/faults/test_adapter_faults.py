@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,26 +11,17 @@ import adapter
 from adapter import Backend, Conflict, Handle, State, Unreachable
 from tests import adapters
 from tests.adapters import World
-from tests.cluster.cluster import Cluster
 from tests.faults.proxy import Proxy, Request
 
 
-@pytest.fixture(params=adapters.MODES)
-def world(cluster: Cluster, request: pytest.FixtureRequest, proxy: Proxy, _gate: None) -> Iterator[World]:
-    """Its backend goes through the proxy."""
-    with adapters.world(cluster, request.param) as made:
-        yield through(made, proxy)
+@pytest.fixture
+def world(world: World, proxy: Proxy) -> World:
+    return world.through(proxy)
 
 
 @pytest.fixture
-def plain(cluster: Cluster, proxy: Proxy) -> Iterator[World]:
-    with adapters.world(cluster, "plain") as made:
-        yield through(made, proxy)
-
-
-def through(world: World, proxy: Proxy) -> World:
-    settings = {**world.settings, "kubeconfig": str(proxy.kubeconfig(pathlib.Path(world.settings["kubeconfig"])))}
-    return replace(world, settings=settings, backend=adapters.unproven(settings))
+def plain(plain: World, proxy: Proxy) -> World:
+    return plain.through(proxy)
 
 
 WRITES = [("POST", "/trainjobs"), ("PUT", "/trainjobs/"), ("PUT", "/workloads/"), ("DELETE", "/trainjobs/")]
@@ -182,7 +171,7 @@ def test_a_job_that_is_opened_between_two_reads_is_not_stopping(world: World, pr
 
 def test_an_admission_between_two_reads_is_not_taken_for_the_one_before(kueue: World, proxy: Proxy) -> None:
     """Its quota was taken; it is admitted anew when its TrainJob has been read, and its Workload has not."""
-    world = through(kueue, proxy)
+    world = kueue.through(proxy)
     handle = world.opened()
     workload = world.namespace.workload(handle.name)["metadata"]["name"]
     world.running(handle)

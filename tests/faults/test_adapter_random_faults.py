@@ -16,7 +16,6 @@ from adapter import Gap, Handle, Line, State, Status
 from tests import jobs
 from tests.adapters import World
 from tests.faults.proxy import Proxy, Rule
-from tests.faults.test_adapter_faults import through
 from tests.faults.test_adapter_watch_faults import release, sorted_by_stage
 from tests.integration.test_adapter_output import Lines, end_as_a_kubelet, ranks
 from tests.integration.test_adapter_watch import Statuses
@@ -148,7 +147,7 @@ def test_whatever_the_network_does_states_are_told_in_order_and_the_latest_arriv
     for _ in range(count(2, 20)):
         seed = random.randrange(10**6)
         chance = random.Random(seed)
-        life, backend = Life(world, chance), through(world, proxy).backend
+        life, backend = Life(world, chance), world.through(proxy).backend
         print(f"seed {seed}: {list(life.plans.values())}")
         watches = [backend.watch(unreachable_after=600), backend.watch(next(iter(life.due)), unreachable_after=600)]
         every, one = map(Statuses, watches)
@@ -223,7 +222,7 @@ def test_whatever_the_network_does_each_line_comes_once_or_its_absence_is_told(
         chance, written = random.Random(seed), dict[tuple[int, int], int]()
         handle = world.started()
         print(f"seed {seed}")
-        with through(world, proxy).backend.output(handle, follow=True) as output:
+        with world.through(proxy).backend.output(handle, follow=True) as output:
             lines = Lines(output)
             with Trouble(proxy, random.Random(seed), LOGS, LOGS, WATCHES) as trouble:
                 world.backend.open(handle)

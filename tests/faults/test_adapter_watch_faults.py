@@ -18,7 +18,6 @@ from tests.adapters import World
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.faults.proxy import Proxy
-from tests.faults.test_adapter_faults import through
 from tests.integration.test_adapter_inspect import helped
 from tests.integration.test_adapter_output import Lines, ranks
 from tests.integration.test_adapter_watch import Statuses
@@ -26,17 +25,14 @@ from tests.integration.test_adapter_watch import Statuses
 WATCHES = ("GET", "watch=true")
 
 
-@pytest.fixture(params=adapters.MODES)
-def world(cluster: Cluster, request: pytest.FixtureRequest, proxy: Proxy, _gate: None) -> Iterator[World]:
-    """Its backend goes through the proxy."""
-    with adapters.world(cluster, request.param) as made:
-        yield through(made, proxy)
+@pytest.fixture
+def world(world: World, proxy: Proxy) -> World:
+    return world.through(proxy)
 
 
 @pytest.fixture
-def plain(cluster: Cluster, proxy: Proxy) -> Iterator[World]:
-    with adapters.world(cluster, "plain") as made:
-        yield through(made, proxy)
+def plain(plain: World, proxy: Proxy) -> World:
+    return plain.through(proxy)
 
 
 def open_watches(world: World, proxy: Proxy) -> None:
@@ -233,7 +229,7 @@ def evict(world: World, handle: Handle) -> None:
 def lagging(kueue: World, cluster: Cluster) -> list[tuple[int | None, State]]:
     """What is told when the watch of TrainJobs stalls while the job is evicted and admitted again."""
     with Proxy(cluster) as proxy:
-        world = through(kueue, proxy)
+        world = kueue.through(proxy)
         handle = world.opened()
         statuses = Statuses(world.backend.watch(handle))
         open_watches(world, proxy)
@@ -290,7 +286,7 @@ def approve(world: World, handle: Handle) -> None:
 
 def test_pods_that_lag_behind_do_not_stop_the_next_attempt(checked: World, proxy: Proxy) -> None:
     """The gate has let it through, another check has not yet: the pods of the attempt before seem to be left."""
-    world = through(checked, proxy)
+    world = checked.through(proxy)
     handle = world.started()
     world.backend.open(handle)
     approve(world, handle)
@@ -315,7 +311,7 @@ def lagging_workload(checked: World, cluster: Cluster) -> list[tuple[int | None,
     It is without pods for a while: their Jobs are deleted, which JobSet makes up for.
     """
     with Proxy(cluster) as proxy:
-        world = through(checked, proxy)
+        world = checked.through(proxy)
         handle = world.started()
         world.backend.open(handle)
         approve(world, handle)

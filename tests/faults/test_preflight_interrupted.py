@@ -24,12 +24,6 @@ PROBE = "dispatch.phpboyscout.uk/probe"
 CREATE = r"/trainjobs$"  # a dry run has a query
 
 
-def through(world: World, proxy: Proxy) -> World:
-    """Its settings lead through the proxy."""
-    world.settings["kubeconfig"] = str(proxy.kubeconfig(pathlib.Path(world.settings["kubeconfig"])))
-    return world
-
-
 def preflight(world: World, tmp_path: pathlib.Path) -> subprocess.Popen[str]:
     """The command line, in another process."""
     config = tmp_path / "config.json"
@@ -55,7 +49,7 @@ MOMENTS = [
 def test_ctrl_c_leaves_no_probe(
     world: World, proxy: Proxy, tmp_path: pathlib.Path, method: str, path: str, acted: bool
 ) -> None:
-    through(world, proxy)
+    world = world.through(proxy)
     with proxy.stall(method, path, times=1, acted=acted) as rule, preflight(world, tmp_path) as process:
         world.wait(lambda: rule.hits and (not acted or rule.hits[0].server_status), "the request is there")
         process.send_signal(signal.SIGINT)
@@ -69,7 +63,7 @@ def test_ctrl_c_leaves_no_probe(
 def test_a_create_that_arrives_after_ctrl_c_leaves_a_probe_that_the_next_preflight_names(
     plain: World, proxy: Proxy, tmp_path: pathlib.Path
 ) -> None:
-    through(plain, proxy)
+    plain = plain.through(proxy)
     with proxy.stall("POST", CREATE, times=1) as rule, preflight(plain, tmp_path) as process:
         plain.wait(lambda: rule.hits, "the request is there")
         process.send_signal(signal.SIGINT)
@@ -102,7 +96,7 @@ def test_ctrl_c_at_any_moment_leaves_no_probe(
 
 @pytest.mark.parametrize(("method", "path"), [("POST", CREATE), ("PUT", r"/trainjobs/"), ("DELETE", r"/trainjobs/")])
 def test_a_lost_answer_changes_nothing(world: World, proxy: Proxy, method: str, path: str) -> None:
-    through(world, proxy)
+    world = world.through(proxy)
     with proxy.lose_answer(method, path, times=1) as rule:
         assert adapters.prove(world).observe_only == ""
     assert len(rule.hits) >= 1
@@ -112,9 +106,9 @@ def test_a_lost_answer_changes_nothing(world: World, proxy: Proxy, method: str, 
 def test_a_create_that_gets_no_answer_leaves_nothing(
     plain: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapters.impatient(monkeypatch)
-    through(plain, proxy)
     """The first is carried out, and the server fails from then on."""
+    adapters.impatient(monkeypatch)
+    plain = plain.through(proxy)
     with proxy.lose_answer("POST", CREATE, times=1), proxy.answer(500, "POST", CREATE):
         with pytest.raises(Unreachable) as error:
             adapters.prove(plain)
@@ -125,7 +119,7 @@ def test_a_server_that_fails_in_the_middle_leaves_nothing(
     world: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters.impatient(monkeypatch)
-    through(world, proxy)
+    world = world.through(proxy)
     with (
         proxy.answer(500, "GET", r"/pods\?labelSelector=jobset"),
         pytest.raises(Unreachable, match="preflight probe: "),
@@ -135,7 +129,7 @@ def test_a_server_that_fails_in_the_middle_leaves_nothing(
 
 def test_a_probe_that_cannot_be_removed_is_named(plain: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     adapters.impatient(monkeypatch)
-    through(plain, proxy)
+    plain = plain.through(proxy)
     with proxy.answer(500, "DELETE", r"/trainjobs/"), pytest.raises(Unreachable) as error:
         adapter.connect(plain.settings)
     (probe,) = plain.namespace.list("TrainJob")
@@ -148,7 +142,7 @@ def test_a_probe_that_cannot_be_removed_is_named(plain: World, proxy: Proxy, mon
 
 def test_a_failed_request_of_preflight_says_so(plain: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     adapters.impatient(monkeypatch)
-    through(plain, proxy)
+    plain = plain.through(proxy)
     for path in ("/apis/jobset", "selfsubjectaccessreviews", r"/trainjobs\?labelSelector"):
         with proxy.answer(500, path=path), pytest.raises(Unreachable, match=r"^dispatch: unreachable: preflight: "):
             adapters.prove(plain)
@@ -159,7 +153,7 @@ def test_a_read_of_the_readmission_gate_that_is_not_answered_says_so(
     kueue: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     adapters.impatient(monkeypatch)
-    through(kueue, proxy)
+    kueue = kueue.through(proxy)
     with proxy.lose_answer("GET", f"/{kind}/"), pytest.raises(Unreachable) as error:
         adapters.prove(kueue)
     assert str(error.value).startswith("dispatch: unreachable: preflight: the readmission gate: no answer")
