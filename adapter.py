@@ -1990,6 +1990,10 @@ class NoAnswer(Exception):
     """No answer, or only part of one: refused, cut, or silent for too long. A write may or may not have been done."""
 
 
+class TooLarge(Exception):
+    """An answer of more bytes than was said to be enough."""
+
+
 class Connection:
     """Plain JSON requests over the kubernetes client's configuration, credentials and TLS pool. Thread-safe.
 
@@ -2000,6 +2004,9 @@ class Connection:
     """
 
     PAGE = 100  # objects per page of a list: memory does not grow with the cluster
+    PAGE_BYTES = (
+        2**23
+    )  # of a page's text, which takes three times that when read; of larger objects fewer are asked for
     PATIENCE = 20.0  # seconds for which a read is repeated
     # Seconds of silence after which a watch is taken for dead. The server sends a bookmark a minute, but none that says
     # nothing new: on a quiet cluster a healthy watch may be reopened, which costs one request.
@@ -2009,27 +2016,30 @@ class Connection:
         self._client, self._renew, self._renewing = client, renew, threading.Lock()
 
     def request(
-        self, method: str, path: str, query: Query = None, body: object = None, *, timeout: float = 10.0
+        self, method: str, path: str, query: Query = None, body: object = None, *, timeout: float = 10.0, most: int = 0
     ) -> dict[str, Any]:
-        """Returns the answer's JSON object. `timeout`, in seconds, bounds each wait. Raises ApiError, NoAnswer."""
+        """Returns the answer's JSON object. `timeout`, in seconds, bounds each wait. Raises ApiError, NoAnswer.
+
+        `most`, when given, bounds the bytes of the answer; raises TooLarge.
+        """
         try:
-            response = self._send(method, path, query, body, timeout, stream=False)
+            response = self._send(method, path, query, body, timeout, stream=bool(most))
             if not 200 <= response.status < 300:
                 raise _api_error(response)
-            answer = json.loads(response.data)
+            answer = json.loads(_at_most(response, most) if most else response.data)
         except (urllib3.exceptions.HTTPError, OSError, ValueError, ConfigException) as error:
             raise NoAnswer(f"{method} {path}: {error}") from error
         if not isinstance(answer, dict):
             raise NoAnswer(f"{method} {path}: the answer is no JSON object")
         return answer
 
-    def read(self, path: str, query: Query = None, *, patience: float = PATIENCE) -> dict[str, Any]:
+    def read(self, path: str, query: Query = None, *, patience: float = PATIENCE, most: int = 0) -> dict[str, Any]:
         """Like `request("GET", …)`, but asks again for `patience` seconds while the server is away, busy or broken."""
         until, delay = time.monotonic() + patience, 0.1
         while True:
             pause = delay * random.uniform(0.5, 1.5)
             try:
-                return self.request("GET", path, query)
+                return self.request("GET", path, query, most=most)
             except ApiError as error:
                 pause = max(pause, error.retry_after)
                 if not (error.status == 429 or error.status >= 500) or time.monotonic() + pause > until:
@@ -2044,9 +2054,16 @@ class Connection:
         """Yields a list page by page, each with the list's resourceVersion. ApiError 410: too slow, list again."""
         token = ""
         while True:
-            page = self.read(path, {**(query or {}), "limit": str(limit), **({"continue": token} if token else {})})
-            metadata = page.get("metadata") or {}
-            yield page.get("items") or [], metadata.get("resourceVersion", "")
+            asked = {**(query or {}), "limit": str(limit), **({"continue": token} if token else {})}
+            try:
+                page = self.read(path, asked, most=self.PAGE_BYTES if limit > 1 else 0)
+            except TooLarge:
+                limit = max(limit // 10, 1)
+                continue
+            metadata = page.get("metadata")
+            if "items" not in page or not isinstance(metadata, dict):  # nothing listed is no proof of nothing there
+                raise NoAnswer(f"GET {path}: the answer is no list")
+            yield page["items"] or [], metadata.get("resourceVersion", "")
             token = metadata.get("continue") or ""
             if not token:
                 return
@@ -2067,8 +2084,10 @@ class Connection:
                     event = json.loads(line)
                 except ValueError as error:
                     raise NoAnswer(f"watch {path}: {error}") from error
+                if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+                    raise NoAnswer(f"watch {path}: an event without an object")
                 if event.get("type") == "ERROR":
-                    raise _status_error(event.get("object") or {}, 0.0)
+                    raise _status_error(event["object"], 0.0)
                 yield event
                 if time.monotonic() > until:
                     return
@@ -2117,6 +2136,17 @@ class Connection:
             redirect=False,
             preload_content=not stream,
         )
+
+
+def _at_most(response: Any, most: int) -> bytearray:
+    """The body of an answer. Raises TooLarge, and then leaves the rest unread."""
+    body = bytearray()
+    for chunk in response.stream(2**16):
+        body += chunk
+        if len(body) > most:
+            response.close()
+            raise TooLarge
+    return body
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -2260,13 +2290,13 @@ class _Quick(Connection):
         super().__init__(api._client, api._renew)
         self._closed = closed
 
-    def read(self, path: str, query: Query = None, *, patience: float = 0.0) -> dict[str, Any]:
+    def read(self, path: str, query: Query = None, *, patience: float = 0.0, most: int = 0) -> dict[str, Any]:
         del patience
         answers: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
 
         def ask() -> None:
             try:
-                answers.put(self.request("GET", path, query))
+                answers.put(self.request("GET", path, query, most=most))
             except Exception as error:  # noqa: BLE001  # it is raised to who waits
                 answers.put(error)
 

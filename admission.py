@@ -42,6 +42,7 @@ import math
 import os
 import random
 import re
+import select
 import signal
 import socket
 import sys
@@ -395,6 +396,10 @@ class NoAnswer(Exception):
     """No answer, or only part of one: refused, cut, or silent for too long. A write may or may not have been done."""
 
 
+class TooLarge(Exception):
+    """An answer of more bytes than was said to be enough."""
+
+
 class Connection:
     """Plain JSON requests over the kubernetes client's configuration, credentials and TLS pool. Thread-safe.
 
@@ -405,6 +410,9 @@ class Connection:
     """
 
     PAGE = 100  # objects per page of a list: memory does not grow with the cluster
+    PAGE_BYTES = (
+        2**23
+    )  # of a page's text, which takes three times that when read; of larger objects fewer are asked for
     PATIENCE = 20.0  # seconds for which a read is repeated
     # Seconds of silence after which a watch is taken for dead. The server sends a bookmark a minute, but none that says
     # nothing new: on a quiet cluster a healthy watch may be reopened, which costs one request.
@@ -414,27 +422,30 @@ class Connection:
         self._client, self._renew, self._renewing = client, renew, threading.Lock()
 
     def request(
-        self, method: str, path: str, query: Query = None, body: object = None, *, timeout: float = 10.0
+        self, method: str, path: str, query: Query = None, body: object = None, *, timeout: float = 10.0, most: int = 0
     ) -> dict[str, Any]:
-        """Returns the answer's JSON object. `timeout`, in seconds, bounds each wait. Raises ApiError, NoAnswer."""
+        """Returns the answer's JSON object. `timeout`, in seconds, bounds each wait. Raises ApiError, NoAnswer.
+
+        `most`, when given, bounds the bytes of the answer; raises TooLarge.
+        """
         try:
-            response = self._send(method, path, query, body, timeout, stream=False)
+            response = self._send(method, path, query, body, timeout, stream=bool(most))
             if not 200 <= response.status < 300:
                 raise _api_error(response)
-            answer = json.loads(response.data)
+            answer = json.loads(_at_most(response, most) if most else response.data)
         except (urllib3.exceptions.HTTPError, OSError, ValueError, ConfigException) as error:
             raise NoAnswer(f"{method} {path}: {error}") from error
         if not isinstance(answer, dict):
             raise NoAnswer(f"{method} {path}: the answer is no JSON object")
         return answer
 
-    def read(self, path: str, query: Query = None, *, patience: float = PATIENCE) -> dict[str, Any]:
+    def read(self, path: str, query: Query = None, *, patience: float = PATIENCE, most: int = 0) -> dict[str, Any]:
         """Like `request("GET", …)`, but asks again for `patience` seconds while the server is away, busy or broken."""
         until, delay = time.monotonic() + patience, 0.1
         while True:
             pause = delay * random.uniform(0.5, 1.5)
             try:
-                return self.request("GET", path, query)
+                return self.request("GET", path, query, most=most)
             except ApiError as error:
                 pause = max(pause, error.retry_after)
                 if not (error.status == 429 or error.status >= 500) or time.monotonic() + pause > until:
@@ -449,9 +460,16 @@ class Connection:
         """Yields a list page by page, each with the list's resourceVersion. ApiError 410: too slow, list again."""
         token = ""
         while True:
-            page = self.read(path, {**(query or {}), "limit": str(limit), **({"continue": token} if token else {})})
-            metadata = page.get("metadata") or {}
-            yield page.get("items") or [], metadata.get("resourceVersion", "")
+            asked = {**(query or {}), "limit": str(limit), **({"continue": token} if token else {})}
+            try:
+                page = self.read(path, asked, most=self.PAGE_BYTES if limit > 1 else 0)
+            except TooLarge:
+                limit = max(limit // 10, 1)
+                continue
+            metadata = page.get("metadata")
+            if "items" not in page or not isinstance(metadata, dict):  # nothing listed is no proof of nothing there
+                raise NoAnswer(f"GET {path}: the answer is no list")
+            yield page["items"] or [], metadata.get("resourceVersion", "")
             token = metadata.get("continue") or ""
             if not token:
                 return
@@ -472,8 +490,10 @@ class Connection:
                     event = json.loads(line)
                 except ValueError as error:
                     raise NoAnswer(f"watch {path}: {error}") from error
+                if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+                    raise NoAnswer(f"watch {path}: an event without an object")
                 if event.get("type") == "ERROR":
-                    raise _status_error(event.get("object") or {}, 0.0)
+                    raise _status_error(event["object"], 0.0)
                 yield event
                 if time.monotonic() > until:
                     return
@@ -522,6 +542,17 @@ class Connection:
             redirect=False,
             preload_content=not stream,
         )
+
+
+def _at_most(response: Any, most: int) -> bytearray:
+    """The body of an answer. Raises TooLarge, and then leaves the rest unread."""
+    body = bytearray()
+    for chunk in response.stream(2**16):
+        body += chunk
+        if len(body) > most:
+            response.close()
+            raise TooLarge
+    return body
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -663,8 +694,12 @@ def read_jobset(api: Connection, namespace: str, name: str) -> Object | None:
 
 def list_pods(api: Connection, namespace: str, jobset: str) -> list[Object]:
     """All pods of a JobSet's name: one fresh read (no resourceVersion), the evidence that an approval rests on."""
-    pages = api.pages(f"/api/v1/namespaces/{segment(namespace)}/pods", {"labelSelector": f"{JOBSET_NAME}={jobset}"})
-    return [_trimmed(pod) for items, _ in pages for pod in items]
+    found: list[Object] = []
+    path, query = f"/api/v1/namespaces/{segment(namespace)}/pods", {"labelSelector": f"{JOBSET_NAME}={jobset}"}
+    for items, _ in api.pages(path, query):
+        PULSE.beat()
+        found += map(_trimmed, items)
+    return found
 
 
 def list_pods_cached(api: Connection, jobsets: Iterable[str]) -> list[Object]:
@@ -812,7 +847,7 @@ class Elector:
         lease = read_lease(self._api, self._namespace, self._name, CALL_TIMEOUT)
         spec = _at(lease, "spec") or {}
         if spec != self._seen:
-            self._seen, self._seen_at = spec, now
+            self._seen, self._seen_at = spec, time.monotonic()  # the read may have taken long
         holder, seconds = spec.get("holderIdentity"), spec.get("leaseDurationSeconds")
         duration = seconds if isinstance(seconds, int) and seconds > 0 else LEASE_DURATION
         if holder and holder != self._identity and now < self._seen_at + duration:  # its duration, on our clock
@@ -844,13 +879,14 @@ class Elector:
 # The controller
 # ======================================================================================================================
 
-QUEUED_OBJECTS = 1000  # Workloads that the queue keeps whole (6 KB each); of more it keeps the names only
+QUEUED_OBJECTS = 1000  # Workloads that the queue keeps whole (6 KB each); of more it keeps the names only,
+QUEUED_BYTES = 2**14  # and of larger ones
 REMEMBERED_RAISES = 1000
 TICK = 0.1  # seconds between looks at what is due
 FAILED_AGAIN = (0.1, 5.0)  # seconds after which a Workload on which a write failed is taken again: first, at most
-STILL_RUNS_AGAIN = 0.2  # seconds, row 10
+STILL_RUNS_AGAIN = 0.2  # seconds, row 10 for the first time
 LEFT_AGAIN = 5.0  # seconds, rows 7 to 9, and jobs of more than PODS_PER_LIST pods
-LIST_AGAIN = 1.0  # seconds between two lists of the pods that are waited for
+LIST_AGAIN = 1.0  # seconds between two lists of the pods that are waited for, and for row 10 after the first time
 JOBS_PER_LIST = 100
 PODS_PER_LIST = 500  # the server's cache answers with all pods at once, so few enough are asked for
 WAITING_RATE = 20.0  # requests a second for all that wait; with more of them the periods stretch
@@ -870,8 +906,9 @@ class WorkQueue:
         with self._changed:
             known = self._others.pop(key, None) if urgent else None
             line = self._urgent if urgent or key in self._urgent else self._others
-            if workload is not None and len(self._urgent) + len(self._others) < QUEUED_OBJECTS:
-                line[key] = json.dumps(workload).encode()  # a tenth of the memory that the parsed object takes
+            room = workload is not None and len(self._urgent) + len(self._others) < QUEUED_OBJECTS
+            if room and len(text := json.dumps(workload).encode()) <= QUEUED_BYTES:
+                line[key] = text  # a tenth of the memory that the parsed object takes
             else:
                 line[key] = None if workload is not None else line.get(key, known)
             self._changed.notify()
@@ -983,7 +1020,7 @@ class Gate:
                         self._take(workload, urgent=True)
             except ApiError as error:
                 log("ERROR", "watch", error=error)
-                asked = min(error.retry_after, STANDSTILL / 2)
+                asked = _asked(error)
                 if error.status == 410:
                     time.sleep(self._expired and min(0.1 * 2**self._expired, FAILED_AGAIN[1]))
                     self._expired = min(self._expired + 1, 10)  # a power of it must stay a float
@@ -1026,7 +1063,8 @@ class Gate:
                 PULSE.beat()
                 if batches:
                     tokens -= 1
-                    self._list_pods_of(batches.pop())
+                    if asked := self._list_pods_of(batches.pop()):
+                        batches, listed = [], now + asked
                 if due:
                     key, cost = due.pop()
                     tokens -= cost
@@ -1058,15 +1096,18 @@ class Gate:
                     room -= waiting.pods
         return batches
 
-    def _list_pods_of(self, keys: list[Key]) -> None:
-        """Takes those Workloads whose pods look gone; makes due those of whose pods the message does not tell."""
+    def _list_pods_of(self, keys: list[Key]) -> float:
+        """Takes those Workloads whose pods look gone; makes due those of which fewer or other pods remain.
+
+        Returns for how many seconds the server asks to be left alone.
+        """
         with self._lock:
             waiting = {key: w for key in keys if (w := self._waiting.get(key)) and w.jobset}
         try:
             pods = list_pods_cached(self._api, (w.jobset for w in waiting.values())) if waiting else []
         except (ApiError, NoAnswer) as error:
             log("ERROR", "list of pods", error=error)
-            return
+            return _asked(error)
         remaining: dict[Key, list[Object]] = collections.defaultdict(list)
         for pod in filter(remains, pods):
             metadata = pod["metadata"]
@@ -1075,9 +1116,10 @@ class Gate:
             left = remaining.get((key[0], entry.jobset))
             if not left:
                 self._queue.put(key, urgent=True)
-            elif waiting_for(left) != entry.message:  # always so in row 10: the JobSet may stand still by now
+            elif waiting_for(left) != entry.message:
                 with self._lock:
                     entry.due, entry.cost = min(entry.due, time.monotonic()), 4.0
+        return 0.0
 
     # --- what is done with one
 
@@ -1100,15 +1142,20 @@ class Gate:
             self._settle(key)
             return
         facts = Facts(workload, self._checks)
-        while (decision := decide(facts)).action is Action.READ:
-            PULSE.beat()
-            facts = self._read(facts, decision.fact)
+        try:
+            while (decision := decide(facts)).action is Action.READ:
+                PULSE.beat()
+                facts = self._read(facts, decision.fact)
+            if decision.action is Action.RAISE:
+                self._raise(facts, decision)
+        except ApiError as error:
+            if decision.row != "4":
+                self._tell_refusal(key, workload, error)
+            raise
         match decision.action:
             case Action.NOTHING:
                 self._settle(key)
             case Action.RAISE | Action.APPROVE:
-                if decision.action is Action.RAISE:
-                    self._raise(facts, decision)
                 self._write_checks(workload, "Ready", decision.message)
                 log("INFO", "approved", workload="/".join(key), reason=decision.message)
                 self._settle(key)
@@ -1141,6 +1188,13 @@ class Gate:
             self._raised[metadata["uid"]] = Raised(metadata["generation"], decision.admission)
         log("INFO", "raised the admission count", trainjob="/".join(key_of(written)), admission=decision.admission)
 
+    def _tell_refusal(self, key: Key, workload: Object, error: ApiError) -> None:
+        """Says on the checks why it cannot go on. From the second time on: the first may pass by itself."""
+        with self._lock:
+            before = self._waiting.get(key)
+        if error.status != 409 and before is not None and before.failure == str(error):
+            self._write_checks(workload, "Pending", f"cannot go on: {error}"[:MESSAGE_LIMIT])
+
     def _write_checks(self, workload: Object, state: str, message: str) -> Object:
         """Writes our pending checks, when that changes them, on the Workload decided on; returns it as it is then."""
         changed = with_check_state(workload, self._checks, state, message, _now())
@@ -1163,6 +1217,8 @@ class Gate:
                 waiting.due, waiting.cost = now + LEFT_AGAIN, 2.0
             elif decision.row == "10" and (before is None or before.row != "10"):
                 waiting.due = now + STILL_RUNS_AGAIN
+            elif decision.row == "10":
+                waiting.due, waiting.cost = now + LIST_AGAIN, 3.0
             else:
                 waiting.pods = len(list(filter(remains, facts.pods))) if isinstance(facts.pods, list) else 0
                 if waiting.pods > PODS_PER_LIST:
@@ -1181,13 +1237,18 @@ class Gate:
             waiting = self._waiting.setdefault(key, Waiting(""))
             again = not (isinstance(error, ApiError) and error.status in (404, 422))
             waiting.version, waiting.jobset, waiting.cost = "", "", 0.0
-            waiting.due = time.monotonic() + waiting.delay if again else math.inf
+            waiting.due = time.monotonic() + max(waiting.delay, _asked(error)) if again else math.inf
             waiting.delay = min(2 * waiting.delay, FAILED_AGAIN[1])
             repeated, waiting.failure = text == waiting.failure, text
         if conflict:
             log("INFO", "conflict", workload="/".join(key), error=text)
         elif not repeated:
             log("ERROR", "reconcile", workload="/".join(key), error=text)
+
+
+def _asked(error: Exception) -> float:
+    """For how many seconds the server asks to be left alone; at most a minute."""
+    return min(error.retry_after, STANDSTILL / 2) if isinstance(error, ApiError) else 0.0
 
 
 def _read_fact(fact: object) -> Object:
@@ -1222,17 +1283,25 @@ def _now() -> str:
 
 
 def log(level: str, message: str, **attributes: object) -> None:
-    """Writes one line to stderr, as Go's slog text handler has it. In one system call, so that lines never mix."""
+    """Writes one line to stderr, as Go's slog text handler has it. In one system call, so that lines never mix.
+
+    A line that nobody takes within a second is lost (`run` has stderr not block): a reader that hangs stops nobody.
+    """
     time_ = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     fields = {"time": time_, "level": level, "msg": message, **attributes}
     line = " ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items())
+    text = line.encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"  # so much a pipe takes whole or not at all
     with contextlib.suppress(OSError):  # nobody reads it any more
-        os.write(2, f"{line}\n".encode(errors="replace"))
+        try:
+            os.write(2, text)
+        except BlockingIOError:
+            select.select((), (2,), (), 1.0)
+            os.write(2, text)
 
 
 def _quoted(text: str) -> str:
     plain = text.isprintable() and not re.search(r'[\s="]', text)
-    return text if text and plain else json.dumps(text, ensure_ascii=False)
+    return text if text and plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 @dataclass(frozen=True, slots=True)
@@ -1375,6 +1444,8 @@ def run(gate: Gate, elector: Elector, events: SimpleQueue[str], identity: str) -
 
         threading.Thread(target=body, daemon=True, name=loop.__name__).start()
 
+    with contextlib.suppress(OSError):
+        os.set_blocking(2, os.isatty(2))  # a terminal is the shell's, too
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: events.put(STOP))
     start(elector.run)
@@ -1398,7 +1469,8 @@ def run(gate: Gate, elector: Elector, events: SimpleQueue[str], identity: str) -
         log("INFO", "stopped leading", identity=identity)
     if event == STOP:
         return 0
-    print(f"{PROGRAM}: lost the leader-election Lease", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        os.write(2, f"{PROGRAM}: lost the leader-election Lease\n".encode())
     return 1
 
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests import jobs
+from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.gate import Gate, account
 from tests.cluster.namespaces import Namespace
@@ -37,6 +38,11 @@ def gate_behind(proxy: Proxy, cluster: Cluster, namespace: Namespace, **options:
 def trainjobs(namespace: Namespace) -> str:
     """The requests for single TrainJobs of a namespace: other tests' may not all be gone yet."""
     return f"/{namespace.name}/trainjobs/"
+
+
+def pods(namespace: Namespace) -> str:
+    """The lists of a job's pods that an approval rests on."""
+    return f"/namespaces/{namespace.name}/pods"
 
 
 def states(namespace: Namespace) -> str:
@@ -89,11 +95,11 @@ def raises(proxy: Proxy, job: str) -> int:
 
 def assert_admitted_once(namespace: Namespace, job: str, admission: int = 1) -> None:
     """The job runs, with this admission count everywhere it is told."""
-    pods = jobs.running(namespace, job, epoch=str(1_000_000 + admission))
+    running = jobs.running(namespace, job, epoch=str(1_000_000 + admission))
     assert jobs.admission_of(namespace, job) == admission
     entry = jobs.check(namespace, job)
     assert (entry["state"], entry["message"]) == ("Ready", f"admission {admission}")
-    assert len(pods) == len(namespace.pods(job))
+    assert len(running) == len(namespace.pods(job))
 
 
 # --- the watch
@@ -138,6 +144,15 @@ def test_an_event_that_is_cut_in_two_is_not_lost(cluster: Cluster, proxy: Proxy,
         assert jobs.check(namespace, job)["state"] == "Pending"
         proxy.clear()
         assert_admitted_once(namespace, job)
+
+
+@pytest.mark.parametrize("event", ["null", '"text"', "{}", '{"type":"ERROR","object":"text"}'])
+def test_an_event_that_is_none_is_survived(cluster: Cluster, proxy: Proxy, namespace: Namespace, event: str) -> None:
+    with gate_behind(proxy, cluster, namespace) as gate:
+        proxy.answer(200, "GET", WATCH, times=1, body=f"{event}\n".encode())
+        proxy.cut("GET", WATCH)
+        gate.wait_log("an event without an object")
+        assert_admitted_once(namespace, reserved(namespace))
 
 
 def gone_event() -> bytes:
@@ -253,6 +268,24 @@ def test_nothing_is_repeated_sooner_than_the_server_asks(cluster: Cluster, proxy
         third = proxy.requests("GET", trainjobs(namespace))[2]
         assert second.at - first.at > 1.5
         assert third.at - second.at > 1.5
+        busy = proxy.answer(429, "PUT", trainjobs(namespace), times=2, headers={"Retry-After": "2"})
+        assert_admitted_once(namespace, reserved(namespace))
+        first, second = busy.hits
+        assert second.at - first.at > 1.5
+
+
+@pytest.mark.parametrize("answer", [{}, {"kind": "Status", "status": "Success"}, {"kind": "PodList", "items": []}])
+def test_an_answer_that_is_no_list_is_no_proof_that_the_pods_are_gone(
+    cluster: Cluster, proxy: Proxy, namespace: Namespace, answer: Object
+) -> None:
+    with gate_behind(proxy, cluster, namespace):
+        odd = proxy.answer(200, "GET", pods(namespace), body=answer)
+        job = reserved(namespace)
+        wait_hits(odd, 2, cluster)
+        assert jobs.check(namespace, job)["state"] == "Pending"
+        assert jobs.admission_of(namespace, job) == 0
+        odd.remove()
+        assert_admitted_once(namespace, job)
 
 
 @pytest.mark.parametrize("status", [410, pytest.param(503, marks=pytest.mark.long)])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
 import pytest
 
+import admission
 from tests import jobs
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
-from tests.cluster.gate import USER, Gate
+from tests.cluster.gate import USER, Gate, account
 from tests.cluster.namespaces import CONTROLLER, Namespace
 from tests.cluster.waiting import unique
 
@@ -171,3 +173,32 @@ def test_two_of_our_checks_are_approved_in_one_write(cluster: Cluster, gate: Gat
             assert [e["responseStatus"]["code"] for e in writes].count(200) == 1
         finally:
             cluster.delete("AdmissionCheck", second)
+
+
+def test_workloads_of_any_size_are_listed_in_pages_that_fit_into_memory(cluster: Cluster, roomy: Namespace) -> None:
+    """Who may use a queue may fill a namespace with Workloads of half a MB; a hundred are asked for at once."""
+    for number in range(30):
+        workload = jobs.workload(f"large-{number}", queueName="no-queue")
+        workload["spec"]["podSets"][0]["template"]["spec"]["containers"][0]["args"] = ["x" * 100_000] * 5
+        roomy.create(workload)
+    options = admission.Options(kubeconfig=str(account(cluster)))
+    api = admission.connect(options)
+    bounded = list(admission.list_workloads(api))
+    api.PAGE_BYTES = 2**30
+    unbounded = list(admission.list_workloads(api))
+    names = [{admission.key_of(w) for items, _ in pages for w in items} for pages in (bounded, unbounded)]
+    assert len(names[0] & {(roomy.name, f"large-{number}") for number in range(30)}) == 30
+    assert names[0] == names[1]
+    largest = [max(len(json.dumps(items)) for items, _ in pages) for pages in (bounded, unbounded)]
+    assert largest[0] <= admission.Connection.PAGE_BYTES < largest[1]
+    for number in range(30):
+        roomy.delete("Workload", f"large-{number}")
+
+
+def test_what_the_queue_keeps_of_a_workload_does_not_grow_with_it() -> None:
+    queue = admission.WorkQueue()
+    small, large = jobs.workload("small"), jobs.workload("large", padding="x" * admission.QUEUED_BYTES)
+    for workload in (small, large):
+        queue.put(("ns", workload["metadata"]["name"]), workload, urgent=True)
+    assert queue.take() == (("ns", "small"), small)
+    assert queue.take() == (("ns", "large"), None)  # to be read when its turn comes

@@ -423,15 +423,15 @@ def test_row_10_a_jobset_that_counts_active_jobs_is_waited_for(cluster: Cluster,
     jobs.running(roomy, name, epoch="1000001")  # JobSet has put it right
 
 
-def wait_listed(cluster: Cluster, job: str) -> None:
-    """Returns when the gate waits for the pods of a job: it asks for them from the server's cache."""
+def wait_looked_again(cluster: Cluster, job: str) -> None:
+    """Returns when the gate has read a JobSet twice from now on."""
     since = cluster.audit_mark()
 
-    def listed() -> bool:
-        uris = [e["requestURI"] for e in cluster.audit_events(USER, since=since)]
-        return any(job in uri and "resourceVersion=0" in uri for uri in uris)
+    def read_twice() -> bool:
+        events = [e["objectRef"] for e in cluster.audit_events(USER, since=since)]
+        return len([e for e in events if (e["resource"], e.get("name")) == ("jobsets", job)]) >= 2
 
-    cluster.wait(listed, f"the gate lists the pods of {job}")
+    cluster.wait(read_twice, f"the gate reads the JobSet {job}")
 
 
 def test_row_10_a_jobset_that_is_not_suspended_is_waited_for(cluster: Cluster, roomy: Namespace) -> None:
@@ -445,7 +445,7 @@ def test_row_10_a_jobset_that_is_not_suspended_is_waited_for(cluster: Cluster, r
             jobs.running(roomy, job, count=2)
             jobs.poke(roomy, job)
             assert jobs.wait_message(roomy, job, "JobSet")["message"] == "the JobSet still runs"
-            wait_listed(cluster, job)
+            wait_looked_again(cluster, job)
         cluster.wait(lambda: len(roomy.pods(job)) == 1, "Trainer suspends it again")
         jobs.wait_message(roomy, job, "waiting for 1 pods")  # whose pod keeps it, an admin must be told
         roomy.delete("Pod", f"{job}-old")

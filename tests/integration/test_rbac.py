@@ -144,6 +144,11 @@ def test_what_is_missing_is_logged_once_and_lets_nothing_through(cluster: Cluste
             line = gate.wait_log(rf"cannot {verb} resource \"{resource}\"")
             assert "level=ERROR msg=reconcile" in line
             assert job in line
+            if resource == "trainjobs" and verb == "get":  # whose the job is, it cannot know
+                assert jobs.check(namespace, job)["message"] == ""
+            else:
+                jobs.wait_message(namespace, job, "cannot go on: ")
+                jobs.wait_message(namespace, job, f'cannot {verb} resource "{resource}"')
             assert jobs.check(namespace, job)["state"] == "Pending"
             assert jobs.admission_of(namespace, job) == 0
             assert_passes(namespace, f"neighbour-{number}")  # the others are not stopped by it

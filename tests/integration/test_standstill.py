@@ -10,13 +10,16 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests import jobs
 from tests.cluster.cluster import Cluster
 from tests.cluster.gate import Gate
+from tests.cluster.namespaces import Namespace
 from tests.cluster.waiting import wait
 
 PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 17, 0x4206, 0x4207, 0x40000000
@@ -81,6 +84,41 @@ def test_a_process_that_was_stopped_as_a_whole_ends_when_it_goes_on(cluster: Clu
         cluster.wait(lambda: time.monotonic() > until, "longer than the pulse allows")
         gate.resume()
         assert gate.wait_end() == 1
+
+
+# Starts a program whose standard error is a pipe that is full, and that nobody reads.
+FULL = """
+import os, sys
+_, full = os.pipe()
+os.set_inheritable(_, True)
+os.set_blocking(full, False)
+try:
+    while True:
+        os.write(full, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(full, True)
+os.dup2(full, 2)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["goes on", "guard off"])
+def test_a_log_that_nobody_takes_stops_nothing(cluster: Cluster, namespace: Namespace, off: bool) -> None:
+    wrapper = [sys.executable, "-c", FULL]
+    guards_off = ["stderr"] if off else []
+    with cluster.controller("unread", leads=False, wrapper=wrapper, guards_off=guards_off) as gate:
+        if off:
+            lease = f"/proc/{gate.pid}/wchan"
+            cluster.wait(lambda: "pipe_write" in pathlib.Path(lease).read_text(), "it waits for a reader of its log")
+            job = jobs.submit(namespace)
+            assert jobs.check(namespace, job)["state"] == "Pending"
+            gate.kill()
+            return
+        namespace.wait_served()
+        jobs.running(namespace, jobs.submit(namespace), epoch="1000001")
+        assert gate.log == []
+        gate.stop()
+        assert gate.exit_code == 0
 
 
 def test_a_candidate_and_an_idle_leader_do_not_stand_still(cluster: Cluster) -> None:

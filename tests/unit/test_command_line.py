@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import select
 import subprocess
 import sys
 from typing import Any
@@ -163,6 +164,8 @@ def test_what_else_prevents_the_start_is_one_line_that_says_what_to_do(
         ("escape\x1b[31m", '"escape\\u001b[31m"'),
         ("waiting for …", '"waiting for …"'),
         ("…", "…"),
+        ("rub\x7fout \x9b31m…", '"rub\\u007fout \\u009b31m\\u2026"'),
+        ("next\x85line", '"next\\u0085line"'),
     ],
 )
 def test_a_log_value_is_quoted_as_slog_does(value: str, written: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -171,3 +174,10 @@ def test_a_log_value_is_quoted_as_slog_does(value: str, written: str, capfd: pyt
     assert line.startswith("time=")
     assert line.endswith(f" level=INFO msg=leading identity={written}\n")
     assert line.count("\n") == 1
+
+
+def test_a_log_line_is_never_longer_than_a_pipe_takes_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    admission.log("ERROR", "reconcile", error="x" * 10_000)
+    line = capfd.readouterr().err
+    assert len(line) == select.PIPE_BUF
+    assert line.endswith("x\n")
