@@ -412,7 +412,7 @@ class Runtime:
 
     def __post_init__(self) -> None:
         _check_name(self.name, "runtime: name")
-        if self.kind not in RUNTIME_KINDS:
+        if not isinstance(self.kind, str) or self.kind not in RUNTIME_KINDS:
             raise Invalid(f"runtime: kind: {_shown(self.kind)} is not one of {', '.join(RUNTIME_KINDS)}")
 
     def __str__(self) -> str:
@@ -434,6 +434,11 @@ class Resources:
 
     requests: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "limits"):  # copies: the caller may change theirs
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, dict(value))
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are not at their default."""
@@ -1067,6 +1072,8 @@ def may_still_run(trainjobs: Sequence[Object], jobsets: Sequence[Object], pods: 
     for trainjob in trainjobs:
         if not is_final(trainjob):
             return f"TrainJob {_name(trainjob)} has not ended"
+        if runs_anew(trainjob, jobsets):
+            return f"TrainJob {_name(trainjob)} has failed and lost its JobSet, which Trainer makes anew"
     for pod in pods:
         if remains(pod):
             return f"pod {_name(pod)} on {_at(pod, 'spec', 'nodeName') or 'no node'} has not ended"
@@ -1074,6 +1081,13 @@ def may_still_run(trainjobs: Sequence[Object], jobsets: Sequence[Object], pods: 
         if not (_condition(jobset, "Completed") or _condition(jobset, "Failed")):
             return f"JobSet {_name(jobset)} has not ended"
     return ""
+
+
+def runs_anew(trainjob: Object, jobsets: Sequence[Object]) -> bool:
+    """Whether Trainer 2.3 runs an ended job once more: it takes Failed away each time, and no JobSet says so again."""
+    over = _condition(trainjob, "Complete") or _reason(trainjob, "Failed") == "DeadlineExceeded"
+    suspended = _at(trainjob, "spec", "suspend") is True
+    return not (over or suspended) and _name(trainjob) not in map(_name, jobsets)
 
 
 def remains(pod: Object) -> bool:
@@ -1115,6 +1129,9 @@ def ceased_by(left: Mapping[str, Sequence[Object]], nodes: Mapping[str, Object |
         for obj in left[kind]:
             if not any(_condition(obj, end) for end in ends):
                 return Ceased(Answer.NO, f"{kind} {_name(obj)} has not ended")
+    for trainjob in left["TrainJob"]:
+        if runs_anew(trainjob, left["JobSet"]):
+            return Ceased(Answer.NO, f"TrainJob {_name(trainjob)} has lost its JobSet, which Trainer makes anew")
     found: dict[Answer, list[str]] = {answer: [] for answer in Answer}
     for pod in filter(remains, left["Pod"]):
         name = _at(pod, "spec", "nodeName")
@@ -1415,6 +1432,10 @@ def classify(evidence: Evidence) -> Verdict:
         loose = "held, but its quota is reserved: hold again" if not inactive else ""
         words = loose if _condition(workload, "QuotaReserved") and loose else f"hold instance {hold}"
         return Verdict(State.HELD, detail=words)
+    if inactive and eviction.cause not in (None, Cause.STOPPED):  # it waited, evicted, when somebody deactivated it
+        words = _joined(eviction.detail, "its Workload is inactive (spec.active)")
+        soon = _condition(workload, "DeactivationTarget")  # Kueue did, and is about to say why
+        eviction = eviction if soon else replace(eviction, cause=Cause.STOPPED, detail=words)
     if inactive:
         return replace(eviction, state=State.HELD)
     training = any(map(is_training, _attempt(evidence.pods, trainjob)))
@@ -1589,14 +1610,14 @@ def _troubles(
     def trouble(when: object, cause: Cause, text: str, code: int | None = None) -> tuple[str, int, Verdict]:
         return _second(when), _ORDER[cause], Verdict(State.STARTING, cause, f"{where}: {text}", pod, code)
 
-    first, lost, (told, why) = _LAST, _node_fault(node, nodes), _told_to_go(pod)
+    first, (lost, since), (told, why) = _LAST, _node_fault(node, nodes), _told_to_go(pod)
     statuses = (_at(pod, "status", f"{kind}Statuses") for kind in ("initContainer", "container"))
     for container in (container for status in statuses for container in _objects(status)):
         name, state = f"container {container.get('name')}", container.get("state")
         restarted = _at(container, "lastState", "terminated") if ended or _at(state, "running") is None else None
         for end in _objects([_at(state, "terminated"), restarted]):
             code = end.get("exitCode")
-            if type(code) is int and code != 0:
+            if type(code) is int and (code != 0 or end.get("reason") == "OOMKilled"):  # its shell may have gone on
                 first = min(first, when := _second(end.get("finishedAt")))
                 own = when < told and end.get("reason") in ("Error", "Completed", None)
                 cause = _CAUSE_OF.get(str(end.get("reason")), Cause.PROGRAM if own else Cause.UNKNOWN)
@@ -1620,7 +1641,7 @@ def _troubles(
         elif (kind, status, condition.get("reason")) == ("PodScheduled", "False", "Unschedulable"):
             yield trouble(None, Cause.NO_CAPACITY, words)
     if lost and remains(pod):
-        yield trouble(None, Cause.NODE_LOST, lost)
+        yield trouble(since, Cause.NODE_LOST, lost)
 
 
 def _told_to_go(pod: Object) -> tuple[str, str]:
@@ -1636,13 +1657,16 @@ def _told_to_go(pod: Object) -> tuple[str, str]:
     return min(found, default=(_LAST + _LAST, ""))
 
 
-def _node_fault(name: object, nodes: Mapping[str, Object | None] | None) -> str:
-    """Why a node counts as lost; empty when it does not, or was not read."""
+def _node_fault(name: object, nodes: Mapping[str, Object | None] | None) -> tuple[str, object]:
+    """Why a node counts as lost, empty when it does not, or was not read; and since when, as far as it says so."""
     if not isinstance(name, str) or name not in (nodes or {}):
-        return ""
+        return "", None
     node = (nodes or {})[name]
-    taints = [str(t.get("key")) for t in _objects(_at(node, "spec", "taints")) if t.get("key") in _LOST]
-    return f"node {name} is gone" if node is None else f"node {name} has {taints[0]}" if taints else ""
+    if node is None:
+        return f"node {name} is gone", None
+    taints = [t for t in _objects(_at(node, "spec", "taints")) if t.get("key") in _LOST]
+    since = min((_second(taint.get("timeAdded")) for taint in taints), default=None)
+    return (f"node {name} has {taints[0].get('key')}", since) if taints else ("", None)
 
 
 def _attempt(pods: Iterable[Object], trainjob: Object | None) -> list[Object]:
@@ -3326,8 +3350,8 @@ class Backend:
         what = f"TrainJob {self._namespace}/{spec.name}"
         if spec.priority and not self.settings.kueue:
             raise Unsupported(f"{what}: priority {spec.priority} needs Kueue: add a kueue section to the settings")
-        if spec.submission > 1:
-            self._refuse_overlap(spec)
+        if spec.submission > 1 and (overlap := self._overlap(spec)):
+            raise Conflict(f"{what}: {overlap}")
         with explained(f"{spec.runtime}, for {what}"):
             runtime = read_runtime(self._api, self._namespace, spec.runtime)
         why = "there is none of that name" if runtime is None else refusal(runtime, spec)
@@ -3343,6 +3367,8 @@ class Backend:
             return self._existing(spec, answer)
         if fault := answer_fault(trainjob, answer):
             self._withdraw(answer, fault)
+        if spec.submission > 1 and (overlap := self._overlap(spec, created=True)):  # somebody else's, made meanwhile
+            self._withdraw(answer, overlap, Conflict)
         return self._handle(answer)
 
     def open(self, handle: Handle) -> None:
@@ -3394,10 +3420,10 @@ class Backend:
                     self.stop(Handle(self._namespace, name, uid))
                 else:
                     self._clear_away(name, uid)
-            except Unreachable as error:  # the others are to be stopped all the same
-                errors.append(error)
             except NotFound:  # a successor: it came meanwhile
                 pass
+            except DispatchError as error:  # the others are to be stopped all the same
+                errors.append(error)
         if errors:
             raise errors[0] if len(errors) == 1 else Unreachable("; ".join(str(error.args[0]) for error in errors))
 
@@ -3458,6 +3484,9 @@ class Backend:
             raise Unsupported(f"ceased: TrainJob {handle}: not permitted to get nodes: see examples/adapter-role.yaml")
         with explained(f"what is left of TrainJob {handle}"):
             left = leftovers(handle.uid, self._read(handle.name), self._labelled(handle.name, handle.uid))
+            if not any(left.values()):  # pods were listed before what makes them: there may have been some since
+                time.sleep(LOOK_AGAIN)
+                left = leftovers(handle.uid, self._read(handle.name), self._labelled(handle.name, handle.uid))
             nodes = {_at(pod, "spec", "nodeName") for pod in filter(remains, left["Pod"])}
             return ceased_by(left, {name: read_node(self._api, name) for name in nodes if name})
 
@@ -3873,7 +3902,7 @@ class Backend:
         self._refuse_other_mode(self._handle(trainjob), trainjob)
         return self._handle(trainjob)
 
-    def _withdraw(self, trainjob: Object, fault: str) -> Never:
+    def _withdraw(self, trainjob: Object, fault: str, kind: type[DispatchError] = Unsupported) -> Never:
         """Removes what a create made of our job, and says why."""
         what = f"TrainJob {self._namespace}/{_name(trainjob)}"
         try:
@@ -3881,25 +3910,29 @@ class Backend:
                 insist(lambda: delete_trainjob(self._api, trainjob))
             self._clear_away(_name(trainjob), _uid(trainjob))
         except DispatchError as error:
-            raise Unsupported(f"{what}: {fault}. It could not be removed: {error.args[0]}") from error
-        raise Unsupported(f"{what}: {fault}. It was removed again")
+            raise kind(f"{what}: {fault}. It could not be removed: {error.args[0]}") from error
+        raise kind(f"{what}: {fault}. It was removed again")
 
-    def _refuse_overlap(self, spec: JobSpec) -> None:
-        """Two submissions of a job must not run at a time, and a later one must have the larger epoch."""
+    def _overlap(self, spec: JobSpec, *, created: bool = False) -> str:
+        """Why it must not be started; empty when it may. `created`: it was, just now, and is looked past.
+
+        Two submissions of a job must not run at a time, and a later one must have the larger epoch. Of two that are
+        started at once the one that is made last sees the other.
+        """
         job = f"{JOB}={spec.job}"
         with explained(f"the other submissions of job {spec.job} in namespace {self._namespace}"):
             trainjobs = [t for t in list_trainjobs(self._api, self._namespace, job) if _is_ours(t)]
-            if any(_name(t) == spec.name for t in trainjobs):
-                return  # then it is the existing one that counts
+            if not created and any(_name(t) == spec.name for t in trainjobs):
+                return ""  # then it is the existing one that counts
+            trainjobs = [t for t in trainjobs if _name(t) != spec.name]
             others = f"{job},{SUBMISSION}!={spec.submission}"
             pods = list_pods(self._api, self._namespace, others)
             jobsets = list_jobsets(self._api, self._namespace, others)
-        what = f"TrainJob {self._namespace}/{spec.name}"
         latest = max((self._handle(t).submission for t in trainjobs), default=0)
         if latest > spec.submission:
-            raise Conflict(f"{what}: submission {latest} of its job exists already: take {latest + 1}")
-        if running := may_still_run(trainjobs, jobsets, pods):
-            raise Conflict(f"{what}: {running}: wait for its end, or stop the job's other submissions first")
+            return f"submission {latest} of its job exists already: take {latest + 1}"
+        running = may_still_run(trainjobs, jobsets, pods)
+        return running and f"{running}: wait for its end, or stop the job's other submissions first"
 
     # --- open, stop
 

@@ -253,6 +253,18 @@ def meanwhile_restarted(world: World, proxy: Proxy, operation: Callable[[], None
         call = adapters.Call(operation)
 
 
+def test_a_submission_that_others_always_write_does_not_keep_the_others(
+    plain: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plain.opened()
+    plain.end(first)
+    second = plain.started(job=first.job, submission=2)
+    adapters.impatient(monkeypatch)
+    with proxy.answer(409, "PUT", f"/trainjobs/{second.name}"), pytest.raises(Conflict, match=second.name):
+        plain.backend.stop_job(first.job)
+    assert [handle.submission for handle in plain.backend.find(first.job)] == [2]
+
+
 def operations(backend: Backend, world: World, handle: Handle) -> list[Callable[[], object]]:
     return [
         lambda: backend.start(world.spec()),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import adapter
-from adapter import Answer, Ceased, Handle
+from adapter import Answer, Ceased, Conflict, Handle
 from tests.adapters import World
 
 
@@ -48,6 +48,24 @@ def test_a_job_that_is_gone_cannot(world: World) -> None:
     later = world.opened(job=handle.job, submission=2)
     assert world.backend.ceased(handle).value is Answer.YES
     assert world.backend.ceased(later).value is Answer.NO
+
+
+def test_a_failed_job_that_lost_its_jobset_can_run_again(plain: World) -> None:
+    """Trainer 2.3 takes Failed away and makes the JobSet anew: fixed upstream after that version."""
+    handle = plain.opened()
+    plain.end(handle, code=1)
+    plain.wait(lambda: plain.backend.ceased(handle).value is Answer.YES, "all has ended")
+    plain.cluster.pause("trainer")
+    try:
+        plain.namespace.delete("JobSet", handle.name)
+        plain.wait(lambda: not plain.namespace.pods(handle.name), "its pods are gone")
+        no = Ceased(Answer.NO, f"TrainJob {handle.name} has lost its JobSet, which Trainer makes anew")
+        assert plain.backend.ceased(handle) == no
+        with pytest.raises(Conflict, match="has failed and lost its JobSet, which Trainer makes anew"):
+            plain.backend.start(plain.spec(job=handle.job, submission=2))
+    finally:
+        plain.cluster.resume("trainer")
+    plain.running(handle)  # so it does
 
 
 @pytest.fixture

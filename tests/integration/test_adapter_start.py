@@ -330,6 +330,33 @@ def test_a_submission_below_one_that_exists_is_a_conflict(world: World) -> None:
         world.backend.start(world.spec(job=spec.job, submission=2))
 
 
+@pytest.mark.parametrize("off", [False, True], ids=["guarded", "unguarded"])
+def test_of_two_submissions_that_are_started_at_once_one_is(
+    world: World, monkeypatch: pytest.MonkeyPatch, off: bool
+) -> None:
+    """The other one is started just when this one has found nothing in its way."""
+    create, overlap = adapter.create_trainjob, adapter.Backend._overlap
+    other = world.spec(submission=3)
+    ours = world.spec(job=other.job, submission=2)
+
+    def after_the_other(api: Any, trainjob: Any) -> Any:
+        monkeypatch.setattr(adapter, "create_trainjob", create)
+        world.backend.start(other)
+        return create(api, trainjob)
+
+    monkeypatch.setattr(adapter, "create_trainjob", after_the_other)
+    if off:
+        monkeypatch.setattr(
+            adapter.Backend, "_overlap", lambda b, spec, *, created=False: "" if created else overlap(b, spec)
+        )
+        world.backend.start(ours)
+        assert {handle.submission for handle in world.backend.find(ours.job)} == {2, 3}
+        return
+    with pytest.raises(Conflict, match=r"submission 3 of its job exists already: take 4. It was removed again"):
+        world.backend.start(ours)
+    assert [handle.submission for handle in world.backend.find(ours.job)] == [3]
+
+
 def test_an_orphaned_jobset_may_still_run(plain: World) -> None:
     first = plain.opened()
     plain.namespace.delete("TrainJob", first.name, propagation="Orphan")

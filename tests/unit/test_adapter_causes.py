@@ -124,6 +124,7 @@ ROWS: list[tuple[str, Evidence, State, Cause | None, str]] = [
     ),
     ("a", Evidence(FAILED, [pod(end("OOMKilled", 1))]), State.FAILED, Cause.OUT_OF_MEMORY, "OOMKilled, exit code 1"),
     ("a", Evidence(FAILED, [pod(last=end("OOMKilled"))]), State.FAILED, Cause.OUT_OF_MEMORY, "OOMKilled"),
+    ("a", Evidence(FAILED, [pod(end("OOMKilled", 0))]), State.FAILED, Cause.OUT_OF_MEMORY, "OOMKilled, exit code 0"),
     ("a", Evidence(FAILED, seen=[pod(last=end("OOMKilled"))]), State.FAILED, Cause.OUT_OF_MEMORY, "OOMKilled"),
     (
         *("a", Evidence(trainjob(), [pod(waits("CrashLoopBackOff"), last=end("OOMKilled"))], ADMITTED)),
@@ -242,6 +243,10 @@ ROWS: list[tuple[str, Evidence, State, Cause | None, str]] = [
     ),
     ("k", Evidence(SUSPENDED, [], workload(active=False)), State.HELD, Cause.STOPPED, "inactive"),
     ("k", Evidence(SUSPENDED, [], evicted("Deactivated", active=False)), State.HELD, Cause.STOPPED, "Deactivated: so"),
+    (
+        *("k", Evidence(SUSPENDED, [], evicted("Preempted", active=False)), State.HELD, Cause.STOPPED),
+        "Workload Evicted: Preempted: so it is; its Workload is inactive (spec.active)",
+    ),
     ("l", Evidence(SUSPENDED, [], evicted("PodsReadyTimeout")), State.QUEUED, Cause.EVICTED, "PodsReadyTimeout: so"),
     (
         *("l", Evidence(trainjob(), [pod(waits("ErrImagePull"))], evicted("PodsReadyTimeout"))),
@@ -364,6 +369,20 @@ def test_the_earliest_end_decides() -> None:
     assert first(*followers, oom) == (Cause.OUT_OF_MEMORY, "p-0")
     early = pod(end("Error", 1, 9), name="p-3")
     assert first(*followers, oom, early) == (Cause.PROGRAM, "p-3")
+
+
+def test_a_node_is_lost_from_when_it_is_said_to_be() -> None:
+    """What the others do about it comes after it, what ended before does not."""
+    waiting, after, before = (
+        pod(None, *unready()),
+        pod(end("Error", 1, 20), name="p-1"),
+        pod(end("Error", 1, 4), name="p-1"),
+    )
+    taint = {"key": "node.kubernetes.io/unreachable", "timeAdded": at(5)}
+    lost = {"n1": {"spec": {"taints": [taint]}}}
+    after["spec"]["nodeName"] = before["spec"]["nodeName"] = "n2"
+    assert first(waiting, after, nodes=lost) == (Cause.NODE_LOST, "p-0")
+    assert first(waiting, before, nodes=lost) == (Cause.PROGRAM, "p-1")
 
 
 def test_of_ends_in_the_same_second_the_table_decides() -> None:

@@ -306,7 +306,8 @@ def pod(phase: str, **metadata: Any) -> Object:
 
 
 def test_nothing_runs_when_all_has_ended() -> None:
-    jobset = {"metadata": {"name": "j"}, "status": {"conditions": [{"type": "Failed", "status": "True"}]}}
+    failed = {"conditions": [{"type": "Failed", "status": "True"}]}
+    jobset = {"metadata": {"name": f"dj-{JOB}-s2"}, "status": failed}
     ended = [trainjob(1, "Complete"), trainjob(2, "Failed")]
     assert adapter.may_still_run(ended, [jobset], [pod("Succeeded"), pod("Failed")]) == ""
     assert adapter.may_still_run([], [], []) == ""
@@ -320,6 +321,15 @@ def test_a_pod_that_has_not_ended_may_still_run(phase: str) -> None:
 
 def test_a_suspended_trainjob_may_still_run() -> None:
     assert adapter.may_still_run([trainjob(1, "Suspended")], [], []) == f"TrainJob dj-{JOB}-s1 has not ended"
+
+
+def test_a_trainjob_that_failed_and_has_no_jobset_may_still_run() -> None:
+    words = f"TrainJob dj-{JOB}-s1 has failed and lost its JobSet, which Trainer makes anew"
+    failed = trainjob(1, "Failed")
+    assert adapter.may_still_run([failed], [], []) == words
+    assert adapter.may_still_run([{**failed, "spec": {"suspend": True}}], [], []) == ""
+    failed["status"]["conditions"][0]["reason"] = "DeadlineExceeded"
+    assert adapter.may_still_run([failed], [], []) == ""
 
 
 def test_a_jobset_without_a_trainjob_may_still_run() -> None:

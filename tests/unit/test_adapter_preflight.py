@@ -316,7 +316,13 @@ def node(*taints: str, made: str = "2025-01-01T00:00:00Z") -> Any:
         ({"TrainJob": [job("t")]}, {}, "no", "TrainJob t has not ended"),
         ({"TrainJob": [job("t", "Failed")], "JobSet": [job("s")]}, {}, "no", "JobSet s has not ended"),
         ({"Job": [job("j")]}, {}, "no", "Job j has not ended"),
+        ({"TrainJob": [job("t", "Failed")], "JobSet": [job("t", "Failed")]}, {}, "yes", "no pods are left"),
         ({"TrainJob": [job("t", "Failed")]}, {}, "yes", "no pods are left"),
+        ({"TrainJob": [job("t", "Complete", suspend=False)]}, {}, "yes", "no pods are left"),
+        (
+            {"TrainJob": [job("t", "Failed", suspend=False)], "JobSet": [job("s", "Failed")]},
+            *({}, "no", "TrainJob t has lost its JobSet, which Trainer makes anew"),
+        ),
         ({"Pod": [pod("Failed")]}, {}, "yes", "1 pods are left, all have ended"),
         ({"Pod": [pod(node=None)]}, {}, "no", "pod p on no node has not ended"),
         ({"Pod": [pod()]}, {"n": node()}, "no", "pod p on n has not ended"),

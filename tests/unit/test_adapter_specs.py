@@ -99,11 +99,11 @@ def test_a_spec_takes_a_ulid_in_either_case() -> None:
 
 
 def test_a_spec_does_not_change_when_the_callers_lists_and_dicts_do() -> None:
-    command, env = ["a"], {"A": "1"}
-    spec = JobSpec(JOB, Runtime("r"), command=command, env=env)
+    command, env, requests = ["a"], {"A": "1"}, {"cpu": "1"}
+    spec = JobSpec(JOB, Runtime("r"), command=command, env=env, resources=Resources(requests))
     command.append("b")
-    env["B"] = "2"
-    assert (spec.command, spec.env) == (("a",), {"A": "1"})
+    env["B"] = requests["memory"] = "2"
+    assert (spec.command, spec.env, spec.resources.requests) == (("a",), {"A": "1"}, {"cpu": "1"})
 
 
 def test_the_hash_is_that_of_the_canonical_json() -> None:

@@ -138,6 +138,10 @@ def test_without_a_kueue_section_it_is_plain_mode() -> None:
         ({"probeRuntime": "torch"}, "probeRuntime: runtime: 'torch' is not an object"),
         ({"probeRuntime": {}}, "probeRuntime: runtime: name is missing"),
         ({"probeRuntime": {"name": "x", "kind": "Runtime"}}, "probeRuntime: runtime: kind: 'Runtime' is not one of"),
+        (
+            {"probeRuntime": {"name": "x", "kind": ["Runtime"]}},
+            "probeRuntime: runtime: kind: ['Runtime'] is not one of",
+        ),
         ({"probeRuntime": {"name": "x", "more": 1}}, "probeRuntime: runtime: unknown 'more'"),
         ({"kubeconfig": ""}, "kubeconfig: '' is not a text"),
         ({"context": 1}, "context: 1 is not a text"),
