@@ -3374,7 +3374,8 @@ class Backend:
     def open(self, handle: Handle) -> None:
         """Opens the start gate: the job may run now (when it is held: once it is released). Again: changes nothing.
 
-        Raises NotFound and Conflict (it is being stopped or deleted; its Workload is not there yet).
+        Raises NotFound, Conflict (it is being stopped or deleted), and Unreachable (it is held, and Kueue has made no
+        Workload of it yet).
         """
         self._may_write("open")
         deactivated = False
@@ -4119,7 +4120,7 @@ def _arguments() -> argparse.ArgumentParser:
 
     kinds: dict[str, Callable[[str], Any]] = {  # of arguments; the others are handles
         "SPEC": _spec_file,
-        "INSTANCE": int,
+        "INSTANCE": _whole("instance", 1, 10**18 - 1),
         "JOB": lambda text: _ulid(text, "job"),
         "HANDLE|JOB": lambda text: Handle.parse(text) if "@" in text else _ulid(text, "job"),
     }
@@ -4134,10 +4135,18 @@ def _arguments() -> argparse.ArgumentParser:
             sub.add_argument(name, metavar=argument.strip("[]"), type=kind, nargs="?" if argument[0] == "[" else None)
         if verb == "logs":
             sub.add_argument("-f", "--follow", action="store_true", help="and what it will print, until its end")
-            sub.add_argument("--rank", type=int, help="of this rank only")
-            sub.add_argument("--tail", type=int, help="of what is there, so many lines")
+            sub.add_argument("--rank", type=_whole("rank"), help="of this rank only")
+            sub.add_argument("--tail", type=_whole("tail"), help="of what is there, so many lines")
             sub.add_argument("--since", type=_ago, help="of what was printed so long ago, such as 90s, 5m or 1h30m")
     return parser
+
+
+def _whole(name: str, least: int = 0, most: int = _INT32) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        _check_whole(int(text), name, least, most)
+        return int(text)
+
+    return number
 
 
 def _ago(text: str) -> datetime.datetime:

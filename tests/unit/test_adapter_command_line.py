@@ -42,6 +42,24 @@ def test_a_handle_that_is_none(config: str, verb: str) -> None:
     assert run("-c", config, verb, "no-handle") == (2, "", text)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("hold", "0"), "instance: 0 is not a whole number from 1 to 999,999,999,999,999,999"),
+        (("release", "-1"), "instance: -1 is not a whole number from 1 to 999,999,999,999,999,999"),
+        (("logs", "--rank", "-1"), "rank: -1 is not a whole number from 0 to 2,147,483,647"),
+        (("logs", "--tail", "2147483648"), "tail: 2147483648 is not a whole number from 0 to 2,147,483,647"),
+    ],
+)
+def test_a_number_that_is_out_of_range(config: str, arguments: tuple[str, ...], text: str) -> None:
+    verb, *more = arguments
+    assert run("-c", config, verb, "ns/dj-01arz3ndektsv4rrffq69g5fav-s1@u", *more) == (
+        2,
+        "",
+        f"dispatch: invalid: {text}\n",
+    )
+
+
 @pytest.mark.parametrize("verb", ["find", "stop"])
 def test_a_job_that_is_none(config: str, verb: str) -> None:
     text = "dispatch: invalid: job: 'no-job' is not a ULID: new_job() makes one\n"
