@@ -1427,7 +1427,10 @@ def classify(evidence: Evidence) -> Verdict:
     left = [pod for pod in evidence.pods if remains(pod)]
     barred = hold is not None or is_gated(trainjob) or suspended or inactive or evicted or (workload and not admitted)
     if hold == "stop" or (left and barred):
-        return _stopping(evidence, left, eviction if hold is None else Verdict(State.STOPPING))
+        words = ""
+        if hold is not None and workload and admitted and not inactive:  # whoever holds or stops it got no further
+            words = f"its Workload is still active: {'stop' if hold == 'stop' else 'hold'} it again"
+        return _stopping(evidence, left, eviction if hold is None else Verdict(State.STOPPING, detail=words))
     if hold is not None:
         loose = "held, but its quota is reserved: hold again" if not inactive else ""
         words = loose if _condition(workload, "QuotaReserved") and loose else f"hold instance {hold}"
@@ -1535,6 +1538,11 @@ def _stopping(evidence: Evidence, left: Sequence[Object], why: Verdict) -> Verdi
 def _waiting(evidence: Evidence) -> Verdict:
     """Why it is not admitted: what its checks or Kueue say."""
     workload, checks = evidence.workload, _checks(evidence.workload)
+    if not is_queued(evidence.trainjob or {}):
+        return Verdict(State.QUEUED, detail="suspended by somebody else: hold it, then release it")
+    if workload is None:
+        cause, text = next(iter(_events(evidence, "WorkloadPriorityClassNotFound")), (None, ""))
+        return Verdict(State.QUEUED, cause, _joined("Kueue has made no Workload of it yet", text, _blind(evidence)))
     if rejected := [check for check in checks if ": Rejected: " in check]:
         return Verdict(State.QUEUED, Cause.REJECTED, _joined(*rejected))
     if _condition(workload, "QuotaReserved"):
@@ -1701,6 +1709,7 @@ def wants(evidence: Evidence) -> dict[str, list[str]]:
         wanted["queues"] = [str(_labels(trainjob).get(QUEUE_NAME))]
     elif not evidence.pods and (
         verdict.state is State.STARTING
+        or (verdict.state is State.QUEUED and evidence.workload is None and is_queued(trainjob or {}))
         or (verdict.state in (State.GATED, State.QUEUED) and not _at(trainjob, "status", "jobsStatus"))
     ):
         wanted["events"] = [name, f"{name}-{TRAINER_JOB}-0"]

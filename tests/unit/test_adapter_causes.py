@@ -536,6 +536,12 @@ def test_an_end_past_the_gate_stays_ungated() -> None:
 # --- what else to read
 
 
+def without_workload() -> Evidence:
+    job = trainjob(name="dj-x", suspend=True)
+    job["status"]["jobsStatus"] = [{"name": "node", "suspended": 1}]
+    return Evidence(job)
+
+
 @pytest.mark.parametrize(
     ("evidence", "wanted"),
     [
@@ -551,6 +557,8 @@ def test_an_end_past_the_gate_stays_ungated() -> None:
         (Evidence(trainjob(), [pod(waits("ContainerCreating"))], ADMITTED), {}),
         (Evidence(trainjob(name="dj-x", gated=True, suspend=True)), {"events": ["dj-x", "dj-x-node-0"]}),
         (Evidence(SUSPENDED, [], no_quota("Suspended", "ClusterQueue cq is inactive")), {"queues": ["lq"]}),
+        (without_workload(), {"events": ["dj-x", "dj-x-node-0"]}),
+        (dataclasses.replace(without_workload(), read=frozenset({"events"})), {}),
     ],
 )
 def test_only_what_may_tell_more_is_read(evidence: Evidence, wanted: dict[str, list[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adapter
-from adapter import Cause, Evidence, Handle, State, classify
+from adapter import Cause, Evidence, Handle, State, Verdict, classify
 
 Object = dict[str, Any]
 NAME = "dj-01arz3ndektsv4rrffq69g5fav-s1"
@@ -147,7 +148,33 @@ def test_a_queued_job_says_what_kueue_says() -> None:
 
 
 def test_a_stopping_job_names_the_pods_that_are_left() -> None:
-    assert classify(Evidence(trainjob(hold="1"), [pod()], ADMITTED)).detail == "pods left: p"
+    assert classify(Evidence(trainjob(hold="1"), [pod()], WAITING)).detail == "pods left: p"
+    assert classify(Evidence(trainjob(hold="stop", suspend=True, **PLAIN), [pod()])).detail == "pods left: p"
+
+
+@pytest.mark.parametrize(("hold", "word"), [("1", "hold"), ("stop", "stop")])
+def test_a_job_that_was_only_marked_says_what_to_repeat(hold: str, word: str) -> None:
+    """Who held or stopped it was killed before the second write."""
+    words = f"its Workload is still active: {word} it again"
+    assert classify(Evidence(trainjob(hold=hold), [pod()], ADMITTED)).detail == f"{words}; pods left: p"
+    inactive = workload(condition("Admitted"), active=False)
+    assert classify(Evidence(trainjob(hold=hold), [pod()], inactive)).detail == "pods left: p"
+
+
+def test_a_job_that_somebody_suspended_says_how_to_resume_it() -> None:
+    words = "suspended by somebody else: hold it, then release it"
+    assert classify(Evidence(trainjob(suspend=True, **PLAIN))).detail == words
+
+
+def test_a_job_without_a_workload_says_so() -> None:
+    """A WorkloadPriorityClass that is not there: Kueue makes none, and from 0.20 on an Event tells."""
+    nothing = Evidence(trainjob(suspend=True, name="x", uid="u1"), events=(), read=frozenset({"events"}))
+    assert classify(nothing) == Verdict(State.QUEUED, None, "Kueue has made no Workload of it yet")
+    about = {"kind": "TrainJob", "name": "x", "uid": "u1"}
+    event = {"reason": "WorkloadPriorityClassNotFound", "message": "not found", "involvedObject": about}
+    told = classify(dataclasses.replace(nothing, events=[event]))
+    words = "Event of TrainJob x: WorkloadPriorityClassNotFound: not found"
+    assert (told.cause, told.detail) == (Cause.UNKNOWN, f"Kueue has made no Workload of it yet; {words}")
 
 
 # --- the status
