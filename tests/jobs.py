@@ -77,14 +77,31 @@ def trainjob(
     }
 
 
-def install(cluster: Cluster, runtime: Object) -> None:
-    """Puts a cluster's runtime there; returns when Trainer's webhook has seen it, which refuses its jobs until then."""
-    cluster.apply(runtime)
-    job = trainjob(runtime=runtime["metadata"]["name"], queue=None, gated=False)
+def install(cluster: Cluster, runtime: Object, namespace: str = "") -> None:
+    """Puts a runtime there, the cluster's or a namespace's; returns when Trainer's webhook has seen it.
+
+    Until then that refuses its jobs.
+    """
+    name, kind = runtime["metadata"]["name"], runtime["kind"]
+    cluster.api.apply(runtime, namespace or None)
+    job = trainjob(queue=None, gated=False, runtimeRef={"kind": kind, "name": name})
     cluster.wait(
-        lambda: cluster.create({**job, "metadata": {**job["metadata"], "namespace": "default"}}, dry_run=True),
-        f"Trainer knows the runtime {runtime['metadata']['name']}",
+        lambda: cluster.api.create(job, namespace or "default", dry_run=True), f"Trainer knows the {kind} {name}"
     )
+
+
+def own_runtime(namespace: Namespace, **jobset: Any) -> None:
+    """Installs a TrainingRuntime `own` in a namespace; `jobset` are more fields of its JobSet's spec."""
+    containers = [{"name": "node", "image": "registry.example/train:v1"}]
+    job: Object = {"spec": {"template": {"spec": {"containers": containers}}}}
+    job["metadata"] = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    runtime = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {"name": "own"},
+        "spec": {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": job}], **jobset}}},
+    }
+    install(namespace.cluster, runtime, namespace.name)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import yaml
 
 import adapter
 from adapter import Conflict, Invalid, NotFound, State, Unauthorized, Unsupported
-from tests import adapters
+from tests import adapters, jobs
 from tests.adapters import World
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
@@ -68,7 +68,7 @@ def test_a_foreign_object_of_that_name_is_a_conflict(plain: World) -> None:
 
 
 def test_the_runtime_may_be_gone_when_starting_again(world: World) -> None:
-    world.namespace.create(namespaced_runtime())
+    jobs.own_runtime(world.namespace)
     spec = world.spec(runtime={"kind": "TrainingRuntime", "name": "own"})
     handle = world.backend.start(spec)
     world.namespace.delete("TrainingRuntime", "own")
@@ -243,20 +243,8 @@ def test_in_a_namespace_that_kueue_does_not_see_a_job_is_refused_and_never_runs(
 # --- runtimes
 
 
-def namespaced_runtime(**jobset: Any) -> Object:
-    containers = [{"name": "node", "image": "registry.example/train:v1"}]
-    node = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": containers}}}}}
-    node["template"]["metadata"] = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}  # type: ignore[index]
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainingRuntime",
-        "metadata": {"name": "own"},
-        "spec": {"template": {"spec": {"replicatedJobs": [node], **jobset}}},
-    }
-
-
 def test_a_runtime_of_the_namespace_works_too(world: World) -> None:
-    world.namespace.create(namespaced_runtime())
+    jobs.own_runtime(world.namespace)
     world.opened(runtime={"kind": "TrainingRuntime", "name": "own"}, nodes=2)
 
 
@@ -272,7 +260,7 @@ def test_a_runtime_that_does_not_exist_is_unsupported(world: World) -> None:
 
 
 def test_a_runtime_that_deletes_its_jobset_after_the_end_is_unsupported(plain: World) -> None:
-    plain.namespace.create(namespaced_runtime(ttlSecondsAfterFinished=60))
+    jobs.own_runtime(plain.namespace, ttlSecondsAfterFinished=60)
     with pytest.raises(
         Unsupported, match=r"TrainingRuntime own cannot run .*: its JobSet sets ttlSecondsAfterFinished"
     ):

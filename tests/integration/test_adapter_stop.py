@@ -8,7 +8,7 @@ import pytest
 
 import adapter
 from adapter import Conflict, NotFound, State, Unreachable
-from tests import adapters
+from tests import adapters, jobs
 from tests.adapters import Call, World
 from tests.cluster.api import Object
 
@@ -196,16 +196,7 @@ def test_a_workload_that_kueue_does_not_let_go_is_named(kueue: World, monkeypatc
 
 def test_a_job_whose_runtime_was_deleted_can_be_stopped(world: World) -> None:
     """Trainer's webhook refuses every update of such a job, its suspension too."""
-    containers = [{"name": "node", "image": "registry.example/train:v1"}]
-    job: Object = {"spec": {"template": {"spec": {"containers": containers}}}}
-    job["metadata"] = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
-    runtime = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainingRuntime",
-        "metadata": {"name": "own"},
-        "spec": {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": job}]}}},
-    }
-    world.namespace.create(runtime)
+    jobs.own_runtime(world.namespace)
     handle = world.opened(runtime={"kind": "TrainingRuntime", "name": "own"})
     world.namespace.delete("TrainingRuntime", "own")
     world.backend.stop(handle)
