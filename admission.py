@@ -944,6 +944,7 @@ class Waiting:
     jobset: str = ""  # row 11: not due, but in the lists of pods until they look clear
     pods: int = 0
     delay: float = FAILED_AGAIN[0]  # after the next failure
+    asked: float = 0.0  # monotonic, until when the server asked to be left alone: it is due then
     failure: str = ""  # the last one logged
 
 
@@ -1040,7 +1041,7 @@ class Gate:
             return
         with self._lock:
             waiting = self._waiting.get(key)
-        if waiting is None or waiting.version != version_of(workload):
+        if waiting is None or (waiting.version != version_of(workload) and time.monotonic() >= waiting.asked):
             self._queue.put(key, workload, urgent=urgent)
 
     def run_rechecks(self) -> None:
@@ -1237,7 +1238,8 @@ class Gate:
             waiting = self._waiting.setdefault(key, Waiting(""))
             again = not (isinstance(error, ApiError) and error.status in (404, 422))
             waiting.version, waiting.jobset, waiting.cost = "", "", 0.0
-            waiting.due = time.monotonic() + max(waiting.delay, _asked(error)) if again else math.inf
+            now, asked = time.monotonic(), _asked(error)
+            waiting.due, waiting.asked = now + max(waiting.delay, asked) if again else math.inf, now + asked
             waiting.delay = min(2 * waiting.delay, FAILED_AGAIN[1])
             repeated, waiting.failure = text == waiting.failure, text
         if conflict:
