@@ -2037,9 +2037,7 @@ class Connection:
     """
 
     PAGE = 100  # objects per page of a list: memory does not grow with the cluster
-    PAGE_BYTES = (
-        2**23
-    )  # of a page's text, which takes three times that when read; of larger objects fewer are asked for
+    PAGE_BYTES = 2**23  # of a page; read, it takes three times that. Of larger objects fewer are asked for
     PATIENCE = 20.0  # seconds for which a read is repeated
     # Seconds of silence after which a watch is taken for dead. The server sends a bookmark a minute, but none that says
     # nothing new: on a quiet cluster a healthy watch may be reopened, which costs one request.

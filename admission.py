@@ -23,7 +23,8 @@ How it behaves when the API server does not answer, all times with jitter:
 - A watch that ends or fails is reopened after 0.1 s doubling to 5 s, or after the server's Retry-After (at most a
   minute), at the version reached; one that is silent for 70 s is dead. A version that is too old (410) starts a full
   pass at once.
-- A Workload on which a write failed is taken again after 0.1 s, doubling to 5 s.
+- A Workload on which something failed is taken again after 0.1 s, doubling to 5 s, or after the server's Retry-After
+  (at most a minute); after a 404 or 422 when it changes, or with the next pass.
 - The Lease is lost when no renewal has succeeded for 10 s: the process exits 1, to be started again.
 
 Runs on Python 3.11 and newer with the `kubernetes` client 36.0.3, against Kueue v0.20 (v1beta2), Trainer v2.3
@@ -410,9 +411,7 @@ class Connection:
     """
 
     PAGE = 100  # objects per page of a list: memory does not grow with the cluster
-    PAGE_BYTES = (
-        2**23
-    )  # of a page's text, which takes three times that when read; of larger objects fewer are asked for
+    PAGE_BYTES = 2**23  # of a page; read, it takes three times that. Of larger objects fewer are asked for
     PATIENCE = 20.0  # seconds for which a read is repeated
     # Seconds of silence after which a watch is taken for dead. The server sends a bookmark a minute, but none that says
     # nothing new: on a quiet cluster a healthy watch may be reopened, which costs one request.
@@ -883,9 +882,9 @@ QUEUED_OBJECTS = 1000  # Workloads that the queue keeps whole (6 KB each); of mo
 QUEUED_BYTES = 2**14  # and of larger ones
 REMEMBERED_RAISES = 1000
 TICK = 0.1  # seconds between looks at what is due
-FAILED_AGAIN = (0.1, 5.0)  # seconds after which a Workload on which a write failed is taken again: first, at most
+FAILED_AGAIN = (0.1, 5.0)  # seconds after which a Workload on which something failed is taken again: first, at most
 STILL_RUNS_AGAIN = 0.2  # seconds, row 10 for the first time
-LEFT_AGAIN = 5.0  # seconds, rows 7 to 9, and jobs of more than PODS_PER_LIST pods
+LEFT_AGAIN = 5.0  # seconds, rows 3a and 7 to 9, and jobs of more than PODS_PER_LIST pods
 LIST_AGAIN = 1.0  # seconds between two lists of the pods that are waited for, and for row 10 after the first time
 JOBS_PER_LIST = 100
 PODS_PER_LIST = 500  # the server's cache answers with all pods at once, so few enough are asked for

@@ -32,7 +32,8 @@ first here; what disrupts a pod beats the exit code that it causes.
 """
 _FOOT = """
 A container's times are its node's, a disruption's are the control plane's: where the clocks differ, so may the order of
-two ends.
+two ends. A node that does not answer counts from when its taint was set, about 40 s after its last word: what the other
+ranks do about it later is its consequence.
 
 `inspect` knows what the cluster still has. With Trainer's own runtimes a container is restarted in place six times,
 then its pod is deleted, and what told the cause is gone with it: `unknown`. `examples/runtime.yaml` keeps a failed pod.

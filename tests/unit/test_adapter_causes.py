@@ -371,6 +371,11 @@ def test_the_earliest_end_decides() -> None:
     assert first(*followers, oom, early) == (Cause.PROGRAM, "p-3")
 
 
+def test_a_deactivation_that_kueue_is_about_to_explain_is_nobodys() -> None:
+    soon = workload(condition("Evicted", "Preempted"), condition("DeactivationTarget"), active=False)
+    assert classify(Evidence(SUSPENDED, [], soon)).cause is Cause.PREEMPTED
+
+
 def test_a_node_is_lost_from_when_it_is_said_to_be() -> None:
     """What the others do about it comes after it, what ended before does not."""
     waiting, after, before = (
